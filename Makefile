@@ -1,0 +1,52 @@
+# fedsieve: `make help` lists the targets. Needs Python >= 3.11 and make, nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := torch==2.13.0
+PYTEST_FLAGS ?= -n 2 --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## build .venv with everything (only what changed)
+
+# torch first and by exact version: the CPU build, before anything else can ask for another one.
+$(VENV)/.torch:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsieve needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	@touch $@
+
+$(STAMP): $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH)
+	@touch $@
+
+demo: setup  ## dense against sparse on embedded data, in about a minute
+	@$(BIN)/python examples/demo.py
+
+test: setup  ## run all tests
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+check: setup  ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## put code in shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## speed beside a hand-written loop (minutes; wants a quiet machine)
+	$(BIN)/python benchmarks/rounds.py
+
+docs: setup  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+clean:  ## remove what was built
+	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,196 @@
+"""`fedsieve.run(...)`: build a job from names or objects, run it, return what the folder holds."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from fedsieve import config as configuration
+from fedsieve.config import Config, make, to_toml
+from fedsieve.core.errors import ResumeError
+from fedsieve.core.keys import fold
+from fedsieve.core.options import spell
+from fedsieve.data.dataset import Dataset
+from fedsieve.engines.folder import RunFolder
+from fedsieve.engines.inline import Inline
+from fedsieve.engines.interrupt import Interrupt
+from fedsieve.engines.pool import Pool
+from fedsieve.engines.rounds import Plan, Position, Rounds
+from fedsieve.engines.site import Site
+from fedsieve.engines.store import ClientStore
+from fedsieve.job import Job, build
+from fedsieve.ledger.rows import Row
+from fedsieve.result import Result, global_model, summarise
+
+RESUMABLE = {"rounds", "workers", "checkpoint_every", "state_ram_mb", "data_root"}
+
+
+class Watcher:
+    """Follows a run; this one shows nothing. See `cli/progress.py` for those that do."""
+
+    def started(self, config: Config, done: list[Row]) -> None:
+        """The run begins after the rows already `done`."""
+
+    def replied(self, count: int, of: int) -> None:
+        """`count` clients of the cohort have answered."""
+
+    def finished_round(self, row: Row) -> None:
+        """A round is complete."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exit_: object) -> None:
+        """Leave the screen as it was."""
+
+
+def run(
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    dataset: str | Dataset = "digits",
+    model: str | nn.Module | Callable[[], nn.Module] = "auto",
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Result:
+    """Run a federated job.
+
+    Args:
+        out: run folder; without one nothing is kept on disk.
+        resume: continue the run in `out` (or start it, when it has no checkpoint yet).
+        dataset: a name (`fedsieve datasets`) or a Dataset of your own.
+        model: a name (`fedsieve models`), a module, or a function that makes one.
+        watcher: follows the run.
+        settings: any setting of `Config` or option of the method.
+
+    Raises:
+        FedsieveError: bad settings, data or models; a folder that cannot be continued; too few
+            usable replies.
+    """
+    named: dict[str, Any] = dict(settings)
+    named["dataset"] = dataset if isinstance(dataset, str) else f"object:{dataset.name}"
+    named["model"] = model if isinstance(model, str) else f"object:{_model_name(model)}"
+    folder = None if out is None else RunFolder(Path(out))
+    if resume:
+        named = _resumed_settings(folder, named)
+    config = make(named)
+    with one_thread():
+        job = build(
+            config,
+            None if isinstance(dataset, str) else dataset,
+            None if isinstance(model, str) else model,
+        )
+        return play(job, folder, resume=resume, watcher=watcher or Watcher())
+
+
+def play(job: Job, folder: RunFolder | None, *, resume: bool, watcher: Watcher) -> Result:
+    """Run a built job to its end, an interrupt, or an error; keeps all finished rounds."""
+    config = job.config
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        clients = folder.clients if folder else Path(stack.enter_context(_scratch()))
+        init_key = fold(config.seed, "init")
+        store = ClientStore(
+            clients, lambda c: job.method.init_client(c, init_key), config.state_ram_mb * 10**6
+        )
+        site = Site(job.method, job.federation)
+        executor = Inline(site) if config.workers == 1 else Pool(site, config.workers, store.kind)
+        stack.callback(executor.close)
+        plan = Plan(
+            seed=config.seed,
+            rounds=config.rounds,
+            cohort=config.cohort or 1,
+            eval_every=config.eval_every,
+            min_replies=config.min_replies,
+        )
+        rounds = Rounds(job.method, job.federation, plan, store, executor, watcher.replied)
+        position, rows = _first_position(rounds, folder, config, resume=resume)
+        watcher.started(config, rows)
+        stopped = "finished"
+        try:
+            with Interrupt() as interrupt:
+                for played in rounds.play(position):
+                    position = played.position
+                    rows.append(played.row)
+                    if folder:
+                        folder.append(played.row, played.messages)
+                        if position.done % config.checkpoint_every == 0:
+                            folder.save(position, store)
+                    watcher.finished_round(played.row)
+                    if interrupt.is_asked:
+                        break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            if position.done < config.rounds:
+                stopped = f"after round {position.done} of {config.rounds}"
+            model = global_model(job, position, store)
+            summary = summarise(job, position, store, rows, stopped, time.perf_counter() - started)
+            if folder:
+                folder.save(position, store)
+                folder.finish(summary, model)
+    return Result(summary, rows, model, config)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread: parallelism is by clients, and results must not depend on the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _scratch() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="fedsieve-")
+
+
+def _first_position(
+    rounds: Rounds, folder: RunFolder | None, config: Config, *, resume: bool
+) -> tuple[Position, list[Row]]:
+    start = rounds.start()
+    if folder is None:
+        return start, []
+    if not (resume and folder.is_begun):
+        folder.begin(to_toml(config))
+        return start, []
+    position, rows = folder.load(type(start.server), rounds.store)
+    return position or start, rows
+
+
+def _resumed_settings(folder: RunFolder | None, named: dict[str, Any]) -> dict[str, Any]:
+    """The stored configuration; only what cannot change results may be given anew."""
+    if folder is None:
+        raise ResumeError("--resume needs the run folder: give --out DIR.")
+    if not folder.is_begun:
+        return named
+    stored = configuration.read_toml(folder.path / "config.toml")
+    options = stored.get("options", {})
+    given = {n: v for n, v in named.items() if v is not None and v != "auto"}
+    given_options = given.pop("options", {}) | {
+        n: given.pop(n) for n in list(given) if n not in configuration.SETTINGS
+    }
+    merged = make(stored | given | {"options": options | given_options})
+    before = make(stored)
+    changed = [
+        n
+        for n in configuration.SETTINGS
+        if n not in RESUMABLE and getattr(merged, n) != getattr(before, n)
+    ] + [n for n, v in given_options.items() if str(spell(v)) != str(options.get(n))]
+    if changed:
+        raise ResumeError(
+            f"{folder.path} was started with other values of {', '.join(changed)}. "
+            f"Only {', '.join(sorted(RESUMABLE))} may change; use a new --out for a new run."
+        )
+    return stored | given
+
+
+def _model_name(model: nn.Module | Callable[[], nn.Module]) -> str:
+    return getattr(model, "__name__", type(model).__name__)

@@ -1,0 +1,39 @@
+"""`fedsieve`: the commands, and how errors reach the user."""
+
+import logging
+import sys
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from fedsieve.cli import lists, partition, run
+from fedsieve.core.errors import FedsieveError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Sparse, communication-efficient, probabilistic federated learning on PyTorch.",
+)
+app.command("run")(run.run)
+app.command("methods")(lists.methods)
+app.command("datasets")(lists.datasets)
+app.command("models")(lists.models)
+app.command("partition")(partition.partition)
+
+
+def main() -> None:
+    """Entry point: a FedsieveError is one clear line and exit code 2, never a traceback."""
+    console = Console(stderr=True)
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=console, show_time=False, show_path=False)],
+    )
+    try:
+        app()
+    except FedsieveError as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,75 @@
+"""`fedsieve methods`, `datasets` and `models`: what there is, and what it takes."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import fedsieve.methods  # noqa: F401 - registers the methods
+from fedsieve.config import field_notes, method_options
+from fedsieve.core.method import method_class, registered
+from fedsieve.core.options import describe, name_of, spell
+from fedsieve.data.sources import catalogue
+from fedsieve.models.zoo import MODELS
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method with its options.")] = None,
+) -> None:
+    """List methods, or explain one with all its options."""
+    console = Console()
+    if name is None:
+        table = Table("method", "what it does", box=None)
+        for known, cls in registered().items():
+            table.add_row(known, first_line(inspect.getmodule(cls)))
+        console.print(table)
+        return
+    cls = method_class(name)
+    module = inspect.getmodule(cls)
+    console.print((module.__doc__ or "").strip() if module else "", markup=False, highlight=False)
+    table = Table("option", "default", "what it is", "allowed", box=None)
+    notes, hints = field_notes(cls), get_type_hints(cls)
+    for option, field in method_options(cls).items():
+        shown = (option, str(_default(field)), notes.get(option, ""), describe(hints[option]))
+        table.add_row(*(text.replace("[", r"\[") for text in shown))
+    console.print()
+    console.print(table)
+
+
+def datasets(
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of data files (or FEDSIEVE_DATA).")
+    ] = None,
+) -> None:
+    """List data sets and whether their files are there."""
+    table = Table("data set", "what it is", "examples", "here", box=None)
+    for line in catalogue(data_root):
+        table.add_row(line.name, line.about, line.examples, "yes" if line.is_present else "no")
+    table.add_row("npz:FILE", "arrays x, y, x_test, y_test of your own", "", "")
+    table.add_row("python:module:function", "a function of yours that returns a Dataset", "", "")
+    Console().print(table)
+
+
+def models() -> None:
+    """List models and their options."""
+    table = Table("model", "what it is", "options", box=None)
+    for cls in MODELS:
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        options = ", ".join(f"{f.name}={_default(f)}" for f in fields)
+        table.add_row(name_of(cls), first_line(cls), options.replace("[", r"\["))
+    Console().print(table)
+
+
+def first_line(thing: Any) -> str:
+    """The first sentence of a docstring."""
+    return (inspect.getdoc(thing) or "").split("\n")[0]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is dataclasses.MISSING:
+        return "(needed)" if field.default_factory is dataclasses.MISSING else "[]"
+    return spell(field.default)

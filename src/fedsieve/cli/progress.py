@@ -1,0 +1,150 @@
+"""How a run looks while it goes on: a live bar on a terminal, plain lines elsewhere, or JSON."""
+
+import time
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from fedsieve.api import Watcher
+from fedsieve.config import Config
+from fedsieve.ledger.rows import Row, Summary
+
+
+class _Shown(Watcher):
+    """Counts what all views show."""
+
+    def __init__(self) -> None:
+        self.total, self.done = 0, 0
+        self.up_bytes, self.down_bytes = 0, 0
+        self._started, self._at_start = 0.0, 0
+
+    def started(self, config: Config, done: list[Row]) -> None:
+        self.total, self.done, self._at_start = config.rounds, len(done), len(done)
+        self.up_bytes = sum(row.up_bytes for row in done)
+        self.down_bytes = sum(row.down_bytes for row in done)
+        self._started = time.monotonic()
+
+    def finished_round(self, row: Row) -> None:
+        self.done = row.round
+        self.up_bytes += row.up_bytes
+        self.down_bytes += row.down_bytes
+
+    @property
+    def seconds_left(self) -> float:
+        elapsed = time.monotonic() - self._started
+        return elapsed / max(self.done - self._at_start, 1) * (self.total - self.done)
+
+    def text(self, row: Row) -> str:
+        parts = []
+        if row.global_accuracy is not None:
+            parts.append(f"global {row.global_accuracy:.4f}")
+        if row.local_accuracy is not None:
+            parts.append(f"local {row.local_accuracy:.4f}")
+        parts.append(f"up {megabytes(self.up_bytes)} down {megabytes(self.down_bytes)}")
+        parts.append(f"density {row.density:.3f}")
+        if row.failed:
+            parts.append(f"failed {row.failed}")
+        return "  ".join(parts)
+
+
+class Lines(_Shown):
+    """One plain line per evaluated round, for logs and pipes."""
+
+    def started(self, config: Config, done: list[Row]) -> None:
+        super().started(config, done)
+        typer.echo(
+            f"{config.method} on {config.dataset}, {config.model}, {config.clients} clients "
+            f"({config.partition}), {config.cohort} a round, rounds {len(done) + 1}-{config.rounds}"
+        )
+
+    def finished_round(self, row: Row) -> None:
+        super().finished_round(row)
+        if row.loss is not None:
+            left = f"{duration(self.seconds_left)} left"
+            typer.echo(f"round {row.round}/{self.total}  {self.text(row)}  {left}")
+
+
+class Live(_Shown):
+    """A progress bar that follows rounds and, within a round, clients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}")
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._task = self._progress.add_task("starting", total=1, text="")
+        self._text = ""
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._progress.console.is_terminal
+
+    def started(self, config: Config, done: list[Row]) -> None:
+        super().started(config, done)
+        self._progress.update(self._task, total=config.rounds, completed=len(done))
+
+    def replied(self, count: int, of: int) -> None:
+        self._progress.update(
+            self._task,
+            description=f"round {self.done + 1}/{self.total}",
+            completed=self.done + count / of,
+            text=self._text or f"client {count}/{of}",
+        )
+
+    def finished_round(self, row: Row) -> None:
+        super().finished_round(row)
+        self._text = f"{self.text(row)}  {duration(self.seconds_left)} left"
+        self._progress.update(self._task, completed=row.round, text=self._text)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exit_: object) -> None:
+        self._progress.stop()
+
+
+class Rows(Watcher):
+    """Every row as a JSON line on standard output."""
+
+    def finished_round(self, row: Row) -> None:
+        typer.echo(msgspec.json.encode(row).decode())
+
+
+def print_summary(summary: Summary, out: Path | None) -> None:
+    """The result as a small table."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    fingerprint = f"{summary.partition}  [{summary.partition_fingerprint}]"
+    table.add_row("run", f"{summary.method} on {summary.dataset}, {summary.model}")
+    table.add_row("clients", f"{summary.num_clients}  {fingerprint}".replace("[", r"\["))
+    table.add_row("rounds", f"{summary.rounds} ({summary.stopped}) in {duration(summary.seconds)}")
+    for name in ("global_accuracy", "local_accuracy"):
+        value, top = getattr(summary, name), getattr(summary, f"best_{name}")
+        if value is not None:
+            label = f"{name.split('_')[0]} {summary.score}"
+            table.add_row(label, f"{value:.4f}  (best {top:.4f})")
+    paper = summary.up_paper_bytes + summary.down_paper_bytes
+    sent = f"up {megabytes(summary.up_bytes)}, down {megabytes(summary.down_bytes)}"
+    table.add_row("sent", f"{sent}  (4 bytes a value: {megabytes(paper)})")
+    table.add_row("density", f"{summary.density:.4f}")
+    flops = f"{summary.flops_ideal:.3g} ideal, {summary.flops_realisable:.3g} realisable"
+    table.add_row("MACs", f"{summary.flops_dense:.3g} dense, {flops}")
+    table.add_row("model", summary.model_hash)
+    if out is not None:
+        table.add_row("folder", str(out))
+    Console().print(table)
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:.2f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
+
+
+def duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole / 3600:.1f} h"

@@ -1,0 +1,1 @@
+"""Small pure pieces that everything else stands on."""

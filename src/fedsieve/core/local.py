@@ -1,0 +1,125 @@
+"""The one local loop over mini-batches. Pure from outside: it works on its own copy."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedsieve.core import tree
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.method import Batch
+from fedsieve.core.optimisers import Moments, Optimiser, Tensors, init_moments
+
+T = TypeVar("T")
+
+
+class Trained(NamedTuple, Generic[T]):
+    """What local training leaves: parameters, moments, mean loss, examples and steps done."""
+
+    params: T
+    moments: tuple[Moments, ...]
+    loss: float
+    processed: int
+    steps: int
+
+
+class Group(NamedTuple):
+    """Tensors that one optimiser moves."""
+
+    optimiser: Optimiser
+    lr: float
+    moments: Moments
+    params: list[Tensor]
+    slots: list[list[Tensor]]
+
+
+def train(
+    objective: Callable[[T, Batch, Key], Tensor],
+    start: T,
+    batches: Iterable[Batch],
+    optimiser: Optimiser | Sequence[Optimiser],
+    *,
+    lr: float | Sequence[float],
+    key: Key,
+    fixed: frozenset[str] = frozenset(),
+    moments: tuple[Moments, ...] = (),
+    clip_norm: float | None = None,
+    project: Callable[[T], T] | None = None,
+) -> Trained[T]:
+    """Descend `objective(params, batch, key)` over the batches from `start`.
+
+    Args:
+        objective: loss to minimise; it gets a key of its own at every step.
+        start: a dict of tensors, or a NamedTuple of such dicts.
+        batches: the mini-batches, each used once.
+        optimiser: one for all tensors, or one for each field of `start`; `lr` likewise.
+        lr: learning rate(s).
+        key: address of this call's randomness.
+        fixed: names of tensors without gradient (statistics of normalisation layers).
+        moments: what an earlier call returned, to go on with its momentum.
+        clip_norm: largest allowed norm of the whole gradient.
+        project: maps the parameters back into the feasible set after every step.
+    """
+    own = tree.map_leaves(_working_copy, start)
+    groups = _groups(own, optimiser, lr, fixed, moments)
+    moving = [p.requires_grad_() for group in groups for p in group.params]
+    loss_sum, processed, steps = torch.zeros(()), 0, 0
+    for steps, batch in enumerate(batches, 1):
+        loss = objective(own, batch, fold(key, steps))
+        grads: Tensors = torch.autograd.grad(loss, moving, materialize_grads=True)
+        with torch.no_grad():
+            if clip_norm is not None:
+                grads = _clipped(grads, clip_norm)
+            at = 0
+            for group in groups:
+                end = at + len(group.params)
+                t = int(group.moments["step"].add_(1))
+                group.optimiser.step(group.params, grads[at:end], group.slots, t, group.lr)
+                at = end
+            if project is not None:
+                tree.map_leaves(lambda mine, new: mine.copy_(new), own, project(own))
+            loss_sum += loss.detach()
+        processed += len(batch.y)
+    return Trained(
+        params=tree.map_leaves(lambda p: p.detach().contiguous(), own),
+        moments=tuple(group.moments for group in groups),
+        loss=float(loss_sum) / max(steps, 1),
+        processed=processed,
+        steps=steps,
+    )
+
+
+def _working_copy(value: Tensor) -> Tensor:
+    """A private copy; convolution kernels channels-last, which is the faster layout on CPUs."""
+    layout = torch.channels_last if value.dim() == 4 else torch.contiguous_format
+    return value.detach().clone(memory_format=layout)
+
+
+def _groups(
+    own: Any,
+    optimiser: Optimiser | Sequence[Optimiser],
+    lr: float | Sequence[float],
+    fixed: frozenset[str],
+    moments: tuple[Moments, ...],
+) -> list[Group]:
+    several = isinstance(optimiser, Sequence)
+    parts = list(own) if several else [own]
+    optimisers = list(optimiser) if isinstance(optimiser, Sequence) else [optimiser]
+    rates = list(lr) if isinstance(lr, Sequence) else [lr] * len(parts)
+    groups = []
+    for index, (part, opt, rate) in enumerate(zip(parts, optimisers, rates, strict=True)):
+        moving = {
+            path: leaf
+            for path, leaf in tree.flatten(part).items()
+            if isinstance(leaf, Tensor) and path.split("/")[-1] not in fixed
+        }
+        held = tree.clone(moments[index]) if moments else init_moments(opt, moving)
+        slots = [[held[f"{slot}/{path}"] for path in moving] for slot in opt.slots]
+        groups.append(Group(opt, rate, held, list(moving.values()), slots))
+    return groups
+
+
+def _clipped(grads: Tensors, limit: float) -> Tensors:
+    norm = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(grads))))
+    return torch._foreach_mul(grads, torch.clamp(limit / (norm + 1e-6), max=1.0))

@@ -1,0 +1,36 @@
+"""Masks: one boolean tensor per maskable parameter, True where the weight is kept."""
+
+import torch
+
+from fedsieve.core.message import Mask, Params
+
+
+def top_k(params: Params, names: tuple[str, ...], kept: int) -> Mask:
+    """Keep exactly the `kept` largest magnitudes over all tensors in `names`; ties to the first."""
+    size = torch.cat([params[n].reshape(-1).abs() for n in names])
+    if kept >= len(size):
+        chosen = torch.ones_like(size, dtype=torch.bool)
+    elif kept <= 0:
+        chosen = torch.zeros_like(size, dtype=torch.bool)
+    else:
+        smallest = size.kthvalue(len(size) - kept + 1).values
+        chosen = size > smallest
+        chosen[(size == smallest).nonzero()[: kept - int(chosen.count_nonzero()), 0]] = True
+    parts = torch.split(chosen, [params[n].numel() for n in names])
+    return {n: part.view(params[n].shape) for n, part in zip(names, parts, strict=True)}
+
+
+def nonzero(params: Params, names: tuple[str, ...]) -> Mask:
+    """True where a weight is not 0."""
+    return {name: params[name] != 0 for name in names}
+
+
+def apply(params: Params, mask: Mask) -> Params:
+    """The parameters with masked-out values set to 0; tensors without a mask pass as they are."""
+    return {name: value * mask[name] if name in mask else value for name, value in params.items()}
+
+
+def density(mask: Mask) -> float:
+    """Share of coordinates kept."""
+    total = sum(m.numel() for m in mask.values())
+    return sum(int(m.count_nonzero()) for m in mask.values()) / total if total else 1.0

@@ -1,0 +1,108 @@
+"""Roles of message fields: a message says what is sent, `wire` decides how.
+
+A message is a NamedTuple whose fields are annotated with a role:
+
+    class Up(NamedTuple):
+        mask: Bits                                        # one bit per coordinate
+        weights: Annotated[Params, Kept(where="mask")]    # values where the mask is True
+        examples: Count                                   # a whole number >= 0
+
+Tensors that the mask does not name are sent whole.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+Params: TypeAlias = dict[str, Tensor]
+Mask: TypeAlias = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Every value of every tensor travels."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Only values where the message's field `where` is True travel; the others are 0."""
+
+    where: str
+
+
+@dataclass(frozen=True)
+class Bit:
+    """Boolean tensors, one bit per coordinate before coding."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A single float (8 bytes)."""
+
+
+@dataclass(frozen=True)
+class Natural:
+    """A single whole number >= 0 (one byte per seven bits)."""
+
+
+Role: TypeAlias = Whole | Kept | Bit | Number | Natural
+Dense: TypeAlias = Annotated[Params, Whole()]
+Bits: TypeAlias = Annotated[Mask, Bit()]
+Scalar: TypeAlias = Annotated[float, Number()]
+Count: TypeAlias = Annotated[int, Natural()]
+
+
+class Field(NamedTuple):
+    name: str
+    role: Role
+
+
+def fields(message: type[Any]) -> tuple[Field, ...]:
+    """The fields of a message class with their roles, in order.
+
+    Raises:
+        TypeError: a field has no role, or `Kept` points at a field that is not `Bits`.
+    """
+    if message not in _fields:
+        _fields[message] = _read_fields(message)
+    return _fields[message]
+
+
+_fields: dict[type[Any], tuple[Field, ...]] = {}
+
+
+def _read_fields(message: type[Any]) -> tuple[Field, ...]:
+    hints = get_type_hints(message, include_extras=True)
+    found = tuple(Field(name, _role(message, name, hint)) for name, hint in hints.items())
+    masks = {f.name for f in found if isinstance(f.role, Bit)}
+    for field in found:
+        if isinstance(field.role, Kept) and field.role.where not in masks:
+            raise TypeError(
+                f"{message.__qualname__}.{field.name} is Kept(where={field.role.where!r}), "
+                f"but the Bits fields of the message are {sorted(masks)}."
+            )
+    return found
+
+
+def paper_bytes(message: Any) -> int:
+    """The count most papers print: 4 bytes for each value sent, nothing for where it belongs."""
+    values = 0
+    for name, role in fields(type(message)):
+        if isinstance(role, Whole):
+            values += sum(tensor.numel() for tensor in getattr(message, name).values())
+        elif isinstance(role, Kept):
+            mask: Mask = getattr(message, role.where)
+            for key, tensor in getattr(message, name).items():
+                values += int(mask[key].count_nonzero()) if key in mask else tensor.numel()
+    return 4 * values
+
+
+def _role(message: type, name: str, hint: Any) -> Role:
+    for extra in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
+        if isinstance(extra, Role):
+            return extra
+    raise TypeError(
+        f"{message.__qualname__}.{name} has no wire role: annotate it with Dense, Bits, Scalar, "
+        "Count or Annotated[Params, Kept(where=...)]."
+    )

@@ -1,0 +1,218 @@
+"""The Method protocol: six pure functions over NamedTuples, and the registry of methods.
+
+    init_server(key) -> Server                      init_client(client, key) -> State
+    broadcast(server, client, key) -> Down
+    client_update(down, state, data, key) -> (Up, State, Metrics)
+    server_update(server, replies, key) -> Server   deploy(server, state) -> Params | None
+
+A method is a frozen dataclass of hyper-parameters with a field `task`; nothing lives in it between
+rounds, so a checkpoint is (server, client states, round, seed). Keys given to `init_*`, `broadcast`
+and `server_update` are shared by all clients; the key of `client_update` belongs to one client and
+one round. The return annotations of `broadcast` and `client_update` name the message classes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
+
+from torch import Tensor
+
+from fedsieve.core.errors import ConfigError, unknown
+from fedsieve.core.graph import LayerGraph
+from fedsieve.core.keys import Key
+from fedsieve.core.message import Mask, Params
+from fedsieve.core.message import paper_bytes as message_paper_bytes
+
+
+class Batch(NamedTuple):
+    """Inputs and targets of one mini-batch."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Batches(Protocol):
+    """One client's training data, cut into mini-batches as the job asks."""
+
+    @property
+    def examples(self) -> int:
+        """How many examples the client holds (n_k)."""
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the data in one round of local work."""
+
+    def epoch(self, key: Key) -> Iterator[Batch]:
+        """One pass in an order drawn from `key`."""
+
+    def work(self, key: Key) -> Iterator[Batch]:
+        """All mini-batches of one round: `epochs` passes, or the job's fixed number of steps."""
+
+    def draw(self, key: Key) -> Batch:
+        """One mini-batch drawn at random (with replacement when the client holds less)."""
+
+    def ordered(self) -> Iterator[Batch]:
+        """Every example once in stored order, in large batches, for evaluation."""
+
+
+class Task(Protocol):
+    """A model with its loss, as pure functions of parameters."""
+
+    @property
+    def kind(self) -> Literal["classes", "labels", "values"]:
+        """What is predicted: one class, several labels, or real values."""
+
+    @property
+    def graph(self) -> LayerGraph:
+        """Which tensors may be masked, what they connect, and what they cost."""
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Names in `Params` that are statistics of normalisation layers: never given a gradient."""
+
+    def init_params(self, key: Key) -> Params:
+        """Fresh parameters and buffers."""
+
+    def loss(self, params: Params, batch: Batch, key: Key) -> Tensor:
+        """Mean training loss; `key` addresses dropout. Updates buffers in `params` in place."""
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        """Outputs (logits or values) in evaluation mode."""
+
+    def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Sums from which `score` and the loss follow; tallies of disjoint sets add up."""
+
+    def score(self, tally: Tensor) -> float:
+        """The task's figure of merit: accuracy, micro-F1 or R2."""
+
+    def mean_loss(self, tally: Tensor) -> float:
+        """Mean loss over the examples in a tally."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What a client reports beside its message; stays out of the byte count.
+
+    Attributes:
+        processed: examples put through a training step, for the FLOPs ledger.
+        mask: the mask in use while training, if weights outside it were zero.
+        values: named figures for the log, averaged over the cohort.
+    """
+
+    processed: int
+    values: dict[str, float]
+    mask: Mask | None = None
+
+
+class Cohort(NamedTuple):
+    """How many clients take part, and which draw: equal `draw` numbers give the same clients."""
+
+    size: int
+    draw: int
+
+
+Server = TypeVar("Server")
+State = TypeVar("State")
+Down = TypeVar("Down")
+Up = TypeVar("Up")
+
+
+class Method(ABC, Generic[Server, State, Down, Up]):
+    """Base of all methods: the six functions, and defaults for what most methods leave alone."""
+
+    task: Task
+    personal: ClassVar[bool] = False  # deploy(server, state) differs from client to client
+    pools_data: ClassVar[bool] = False  # trains one pseudo-client that holds all shards together
+
+    @abstractmethod
+    def init_server(self, key: Key) -> Server:
+        """What the server holds before the first round."""
+
+    @abstractmethod
+    def init_client(self, client: int, key: Key) -> State:
+        """What a client holds before it is first asked; `()` when it keeps nothing."""
+
+    @abstractmethod
+    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+        """The message to one client; equal messages are encoded once."""
+
+    @abstractmethod
+    def client_update(
+        self, down: Down, state: State, data: Batches, key: Key
+    ) -> tuple[Up, State, Metrics]:
+        """One client's local work; must not change its inputs."""
+
+    @abstractmethod
+    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
+        """The next server state from the replies, sorted by client; never empty."""
+
+    @abstractmethod
+    def deploy(self, server: Server, state: State | tuple[()]) -> Params | None:
+        """The model to evaluate and export: the global one for `()`, a client's own for its state.
+
+        None says that there is no such model.
+        """
+
+    def cohort(self, server: Server, size: int, done: int) -> Cohort:
+        """Who takes part in the round after `done` rounds; by default a fresh draw of `size`."""
+        return Cohort(size, draw=done)
+
+    def observe(self, down: Down, state: State) -> State:
+        """What a client outside the cohort does with the broadcast; asked only if overridden."""
+        raise NotImplementedError
+
+    def predict(self, deployed: Params, x: Tensor) -> Tensor:
+        """Outputs of a deployed model."""
+        return self.task.predict(deployed, x)
+
+    def paper_bytes(self, message: Down | Up) -> int:
+        """The paper's own byte formula for a message; by default 4 bytes for each value sent."""
+        return message_paper_bytes(message)
+
+
+AnyMethod: TypeAlias = Method[Any, Any, Any, Any]
+
+
+def message_types(method: AnyMethod) -> tuple[type, type]:
+    """The classes of Down and Up, from the return annotations."""
+    down = get_type_hints(type(method).broadcast)["return"]
+    up = get_args(get_type_hints(type(method).client_update)["return"])[0]
+    return down, up
+
+
+_methods: dict[str, type[AnyMethod]] = {}
+M = TypeVar("M", bound=type[AnyMethod])
+
+
+def register(name: str) -> Callable[[M], M]:
+    """Class decorator: make a method known under `name`."""
+
+    def add(cls: M) -> M:
+        _methods[name] = cls
+        return cls
+
+    return add
+
+
+def registered() -> dict[str, type[AnyMethod]]:
+    """All known methods by name."""
+    return dict(sorted(_methods.items()))
+
+
+def method_class(name: str) -> type[AnyMethod]:
+    """The class registered as `name`, or ConfigError with the nearest known name."""
+    if name not in _methods:
+        raise ConfigError(unknown("method", name, _methods))
+    return _methods[name]

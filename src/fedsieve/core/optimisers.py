@@ -1,0 +1,254 @@
+"""Optimisers and learning-rate schedules as values; their moments are data.
+
+`step` works in place on tensors its caller owns: the local loop on its working copy, `update` on
+fresh copies. The rate is an argument, so that a schedule or a method can set it. Update rules
+follow torch.optim (Kingma & Ba for Adam and Adamax, Reddi et al. for AMSGrad) and, for Yogi,
+Zaheer et al. 2018; L2 weight decay adds w * weight_decay to the gradient.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedsieve.core.message import Params
+from fedsieve.core.options import in_range
+
+Moments: TypeAlias = dict[str, Tensor]  # "slot/name" -> tensor, and "step"
+Tensors: TypeAlias = list[Tensor] | tuple[Tensor, ...]
+Slots: TypeAlias = Sequence[Tensors]  # for each slot, one tensor per parameter
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with optional heavy-ball momentum."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("momentum",) if self.momentum else ()
+
+    def __post_init__(self) -> None:
+        in_range("sgd: momentum", self.momentum, 0, 1)
+        in_range("sgd: weight_decay", self.weight_decay, 0)
+
+    def step(self, params: Tensors, grads: Tensors, slots: Slots, t: int, lr: float) -> None:
+        grads = _decayed(params, grads, self.weight_decay)
+        if self.momentum:
+            torch._foreach_mul_(slots[0], self.momentum)
+            torch._foreach_add_(slots[0], grads)
+            grads = slots[0]
+        torch._foreach_add_(params, grads, alpha=-lr)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam; `amsgrad` keeps the largest second moment seen."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("first", "second", "largest") if self.amsgrad else ("first", "second")
+
+    def __post_init__(self) -> None:
+        _check("adam", self)
+
+    def step(self, params: Tensors, grads: Tensors, slots: Slots, t: int, lr: float) -> None:
+        grads = _decayed(params, grads, self.weight_decay)
+        first, second = slots[:2]
+        torch._foreach_lerp_(first, grads, 1 - self.beta1)
+        torch._foreach_mul_(second, self.beta2)
+        torch._foreach_addcmul_(second, grads, grads, 1 - self.beta2)
+        if self.amsgrad:
+            torch._foreach_maximum_(slots[2], second)
+            second = slots[2]
+        _adaptive(params, first, second, lr / (1 - self.beta1**t), 1 - self.beta2**t, self.eps)
+
+
+@dataclass(frozen=True)
+class Adamax:
+    """Adam with the infinity norm."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("first", "largest")
+
+    def __post_init__(self) -> None:
+        _check("adamax", self)
+
+    def step(self, params: Tensors, grads: Tensors, slots: Slots, t: int, lr: float) -> None:
+        grads = _decayed(params, grads, self.weight_decay)
+        first, largest = slots
+        torch._foreach_lerp_(first, grads, 1 - self.beta1)
+        torch._foreach_mul_(largest, self.beta2)
+        torch._foreach_maximum_(largest, torch._foreach_add(torch._foreach_abs(grads), self.eps))
+        torch._foreach_addcdiv_(params, first, largest, -lr / (1 - self.beta1**t))
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Adagrad: rates fall with the sum of squared gradients, started at `initial`."""
+
+    eps: float = 1e-10
+    initial: float = 0.0
+    weight_decay: float = 0.0
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("second",)
+
+    def __post_init__(self) -> None:
+        in_range("adagrad: eps", self.eps, 0)
+        in_range("adagrad: initial", self.initial, 0)
+
+    def step(self, params: Tensors, grads: Tensors, slots: Slots, t: int, lr: float) -> None:
+        grads = _decayed(params, grads, self.weight_decay)
+        if t == 1 and self.initial:
+            torch._foreach_add_(slots[0], self.initial)
+        torch._foreach_addcmul_(slots[0], grads, grads, 1.0)
+        _adaptive(params, grads, slots[0], lr, 1.0, self.eps)
+
+
+@dataclass(frozen=True)
+class Yogi:
+    """Yogi: the second moment moves by a bounded step towards the squared gradient."""
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-3
+    weight_decay: float = 0.0
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("first", "second")
+
+    def __post_init__(self) -> None:
+        _check("yogi", self)
+
+    def step(self, params: Tensors, grads: Tensors, slots: Slots, t: int, lr: float) -> None:
+        grads = _decayed(params, grads, self.weight_decay)
+        first, second = slots
+        torch._foreach_lerp_(first, grads, 1 - self.beta1)
+        for v, g in zip(second, grads, strict=True):
+            square = g * g
+            v.addcmul_(square, torch.sign(v - square), value=-(1 - self.beta2))
+        _adaptive(params, first, second, lr / (1 - self.beta1**t), 1 - self.beta2**t, self.eps)
+
+
+Optimiser: TypeAlias = SGD | Adam | Adamax | Adagrad | Yogi
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The rate stays as it is."""
+
+    def factor(self, t: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """rate * max(gamma^round, floor)."""
+
+    gamma: float
+    floor: float = 0.0
+
+    def factor(self, t: int) -> float:
+        return max(self.gamma**t, self.floor)
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """rate * gamma^(round // every)."""
+
+    every: int
+    gamma: float = 0.1
+
+    def factor(self, t: int) -> float:
+        return float(self.gamma ** (t // self.every))
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine from the rate to `floor` of it at round `until`."""
+
+    until: int
+    floor: float = 0.0
+
+    def factor(self, t: int) -> float:
+        share = min(t / self.until, 1.0)
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A straight line from the rate to `floor` of it at round `until`."""
+
+    until: int
+    floor: float = 0.0
+
+    def factor(self, t: int) -> float:
+        return 1 - (1 - self.floor) * min(t / self.until, 1.0)
+
+
+Schedule: TypeAlias = Constant | Exponential | Stepwise | Cosine | Linear
+
+
+def init_moments(optimiser: Optimiser, params: Params) -> Moments:
+    """Zero moments for every tensor, and the count of steps done."""
+    slots = {f"{s}/{n}": torch.zeros_like(p) for s in optimiser.slots for n, p in params.items()}
+    return {"step": torch.zeros((), dtype=torch.int64)} | slots
+
+
+def update(
+    optimiser: Optimiser, params: Params, grads: Params, moments: Moments, lr: float
+) -> tuple[Params, Moments]:
+    """One pure step: new parameters and moments, inputs untouched."""
+    fresh = {name: value.clone() for name, value in params.items()}
+    after = {name: value.clone() for name, value in moments.items()}
+    after["step"] += 1
+    slots = [[after[f"{slot}/{name}"] for name in fresh] for slot in optimiser.slots]
+    gradients = [grads[name] for name in fresh]
+    optimiser.step(list(fresh.values()), gradients, slots, int(after["step"]), lr)
+    return fresh, after
+
+
+def _decayed(params: Tensors, grads: Tensors, weight_decay: float) -> Tensors:
+    return torch._foreach_add(grads, params, alpha=weight_decay) if weight_decay else grads
+
+
+def _adaptive(
+    params: Tensors,
+    direction: Tensors,
+    second: Tensors,
+    lr: float,
+    correction: float,
+    eps: float,
+) -> None:
+    """Params -= lr * direction / (sqrt(second / correction) + eps)."""
+    scale = torch._foreach_sqrt(second)
+    torch._foreach_div_(scale, math.sqrt(correction))
+    torch._foreach_add_(scale, eps)
+    torch._foreach_addcdiv_(params, direction, scale, -lr)
+
+
+def _check(name: str, it: Adam | Adamax | Yogi) -> None:
+    in_range(f"{name}: beta1", it.beta1, 0, 1)
+    in_range(f"{name}: beta2", it.beta2, 0, 1)
+    in_range(f"{name}: eps", it.eps, 0)
+    in_range(f"{name}: weight_decay", it.weight_decay, 0)

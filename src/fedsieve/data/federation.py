@@ -1,0 +1,164 @@
+"""The data of all clients, and each one's mini-batches, gathered only when they are asked for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count, islice
+
+import torch
+from torch import Tensor
+
+from fedsieve.core import keys
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.method import Batch
+from fedsieve.core.options import in_range
+from fedsieve.data.dataset import Dataset
+from fedsieve.data.partition import Partition
+
+_LARGE_BATCH = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A data set dealt among clients, and how local work is cut into mini-batches.
+
+    Attributes:
+        epochs: passes over a client's data in one round of local work.
+        steps: if given, the number of mini-batches of one round in place of `epochs`.
+        drop_last: leave out an epoch's short last mini-batch, unless it is the only one.
+        is_pooled: a single client holds all training shards; test shards stay as they are.
+    """
+
+    dataset: Dataset
+    partition: Partition
+    batch_size: int
+    epochs: int
+    steps: int | None = None
+    drop_last: bool = False
+    is_pooled: bool = False
+
+    def __post_init__(self) -> None:
+        in_range("batch_size", self.batch_size, 1)
+        in_range("epochs", self.epochs, 1)
+        if self.steps is not None:
+            in_range("steps", self.steps, 1)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients that train."""
+        return len(self._train)
+
+    @property
+    def num_shards(self) -> int:
+        """Test (and validation) shards: one for each client of the partition."""
+        return len(self.partition.test)
+
+    @cached_property
+    def test_union(self) -> Tensor:
+        """All test examples that belong to a client, ascending."""
+        return torch.cat(self.partition.test).sort().values
+
+    def examples(self, client: int) -> int:
+        """How many training examples a client holds."""
+        return len(self._train[client])
+
+    def test(self, shard: int) -> Tensor:
+        """Test examples of one client of the partition."""
+        return self.partition.test[shard]
+
+    def validation(self, shard: int) -> Tensor:
+        """Training examples held out for one client of the partition."""
+        return self.partition.validation[shard]
+
+    def batches(self, client: int) -> "ClientBatches":
+        """The client's training data."""
+        return ClientBatches(self, self._train[client])
+
+    def test_batches(self, indices: Tensor, size: int = _LARGE_BATCH) -> Iterator[Batch]:
+        """The given test examples in mini-batches."""
+        for rows in _pieces(indices, size):
+            x = self.dataset.x_test.index_select(0, rows)
+            yield Batch(self.dataset.inputs(x), self.dataset.y_test.index_select(0, rows))
+
+    def train_batches(self, indices: Tensor, size: int = _LARGE_BATCH) -> Iterator[Batch]:
+        """The given training (or validation) examples in mini-batches."""
+        return (self.gather(rows) for rows in _pieces(indices, size))
+
+    def pooled(self) -> "Federation":
+        """The same data with one client that holds all training shards."""
+        return replace(self, is_pooled=True)
+
+    def gather(self, rows: Tensor) -> Batch:
+        """One mini-batch of the given training examples, as the model and the loss want it."""
+        x = self.dataset.inputs(self.dataset.x.index_select(0, rows))
+        if self.partition.shift is not None:
+            x = x + self.partition.shift.index_select(0, self._client_of.index_select(0, rows))
+        return Batch(x, self._targets.index_select(0, rows))
+
+    @cached_property
+    def _train(self) -> tuple[Tensor, ...]:
+        shards = self.partition.train
+        return (torch.cat(shards).sort().values,) if self.is_pooled else shards
+
+    @cached_property
+    def _client_of(self) -> Tensor:
+        client_of = torch.zeros(len(self.dataset.x), dtype=torch.int64)
+        for shards in (self.partition.train, self.partition.validation):
+            for client, rows in enumerate(shards):
+                client_of[rows] = client
+        return client_of
+
+    @cached_property
+    def _targets(self) -> Tensor:
+        """Targets; those of a planted truth follow the shift of the inputs."""
+        truth, scores, shift = self.dataset.truth, self.dataset.scores, self.partition.shift
+        if truth is None or scores is None or shift is None:
+            return self.dataset.y
+        return self.dataset.label(scores + (shift @ truth).index_select(0, self._client_of))
+
+
+@dataclass(frozen=True, eq=False)
+class ClientBatches:
+    """One client's training data; implements the protocol `Batches` of the methods."""
+
+    federation: Federation
+    indices: Tensor
+
+    @property
+    def examples(self) -> int:
+        return len(self.indices)
+
+    @property
+    def epochs(self) -> int:
+        return self.federation.epochs
+
+    def epoch(self, key: Key) -> Iterator[Batch]:
+        """One pass in an order drawn from `key`."""
+        order = self.indices[keys.permutation(fold(key, "order"), self.examples)]
+        size = self.federation.batch_size
+        if self.federation.drop_last and self.examples > size:
+            order = order[: self.examples - self.examples % size]
+        return self.federation.train_batches(order, size)
+
+    def work(self, key: Key) -> Iterator[Batch]:
+        """All mini-batches of one round: `epochs` passes, or `steps` over as many as it takes."""
+        steps = self.federation.steps
+        passes = count() if steps else range(self.epochs)
+        batches = (b for number in passes for b in self.epoch(fold(key, "epoch", number)))
+        return islice(batches, steps)
+
+    def draw(self, key: Key) -> Batch:
+        """One mini-batch at random, with replacement if the client holds less."""
+        size = self.federation.batch_size
+        if size <= self.examples:
+            return self.federation.gather(self.indices[keys.sample(key, self.examples, size)])
+        places = keys.generator(key).integers(self.examples, size=size)
+        return self.federation.gather(self.indices[torch.from_numpy(places)])
+
+    def ordered(self) -> Iterator[Batch]:
+        """Every example once in stored order, in large mini-batches."""
+        return self.federation.train_batches(self.indices)
+
+
+def _pieces(indices: Tensor, size: int) -> Iterator[Tensor]:
+    return (indices[start : start + size] for start in range(0, len(indices), size))

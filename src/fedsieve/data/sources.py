@@ -1,0 +1,107 @@
+"""Data sets by name: `load("fashion_mnist", root, key)`, and the table of what there is.
+
+digits, mnist, shakespeare(window=40), synthetic(task=values, density=0.1), ...
+npz:PATH                          arrays x, y, x_test, y_test (owners, owners_test) of your own
+python:package.module:function    a function of your own that returns a Dataset
+"""
+
+import importlib
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from fedsieve.core import options
+from fedsieve.core.errors import ConfigError, DataError
+from fedsieve.core.keys import Key
+from fedsieve.data import npz
+from fedsieve.data.dataset import Dataset
+from fedsieve.data.files import FileSource, is_present, locate
+from fedsieve.data.images import (
+    Cifar10,
+    Cifar100,
+    Cifar100Subset,
+    Digits,
+    EmnistLetters,
+    FashionMnist,
+    Mnist,
+    QmnistWriters,
+)
+from fedsieve.data.synthetic import Synthetic
+from fedsieve.data.texts import Delicious, Rcv1Small, Shakespeare
+
+FILE_SOURCES: tuple[type[FileSource], ...] = (
+    Mnist,
+    QmnistWriters,
+    FashionMnist,
+    EmnistLetters,
+    Cifar10,
+    Cifar100,
+    Cifar100Subset,
+    Shakespeare,
+    Delicious,
+    Rcv1Small,
+)
+Source: TypeAlias = Digits | Synthetic | FileSource
+SOURCES: tuple[type[Source], ...] = (Digits, Synthetic, *FILE_SOURCES)
+
+
+class Listing(NamedTuple):
+    """One line of the table of sources; `examples` counts train + test."""
+
+    name: str
+    about: str
+    examples: str
+    is_present: bool
+
+
+def catalogue(root: Path | None = None) -> list[Listing]:
+    """All named sources, and whether their files are there."""
+    present = {Digits: True, Synthetic: True} | {s: is_present(s, root) for s in FILE_SOURCES}
+    return [Listing(options.name_of(s), s.about, s.examples, present[s]) for s in SOURCES]
+
+
+def load(spec: str, root: Path | None, seed_key: Key) -> Dataset:
+    """The data set that `spec` names, checked.
+
+    Raises:
+        ConfigError: the name or an option is unknown or out of range.
+        DataError: files are missing, damaged or hold malformed data.
+    """
+    if spec.startswith("npz:"):
+        dataset = npz.load(Path(spec.removeprefix("npz:")))
+    elif spec.startswith("python:"):
+        dataset = _from_python(spec)
+    else:
+        source = options.read(spec, SOURCES, "data set")
+        if isinstance(source, Synthetic):
+            dataset = source.draw(seed_key)
+        elif isinstance(source, Digits):
+            dataset = source.load()
+        else:
+            dataset = source.load(_located(source, root))
+    dataset.check()
+    return dataset
+
+
+def _located(source: FileSource, root: Path | None) -> dict[str, Path]:
+    try:
+        return locate(source, root)
+    except DataError as error:
+        if isinstance(source, Cifar100) and is_present(Cifar100Subset, root):
+            raise DataError(f"{error} The smaller cifar100_subset is available.") from None
+        raise
+
+
+def _from_python(spec: str) -> Dataset:
+    module, _, function = spec.removeprefix("python:").partition(":")
+    if not module or not function:
+        raise ConfigError(f"data set {spec!r}: write it as python:package.module:function.")
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"data set {spec!r}: {error}. The module must be importable (PYTHONPATH)."
+        ) from error
+    dataset = make()
+    if not isinstance(dataset, Dataset):
+        raise DataError(f"{spec} returned {type(dataset).__name__}; it must return a Dataset.")
+    return dataset

@@ -1,0 +1,143 @@
+"""Text sources: Shakespeare by speaker, delicious bookmarks and a part of RCV1."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fedsieve.core.errors import DataError
+from fedsieve.core.options import in_range
+from fedsieve.data import readers
+from fedsieve.data.dataset import Dataset
+from fedsieve.data.files import Paths
+from fedsieve.data.readers import Array
+
+_PLAYS = "tinyshakespeare/input.txt.gz"
+_DELICIOUS_WORDS = 500
+_RCV1_FEATURES = 47236
+
+
+@dataclass(frozen=True)
+class Shakespeare:
+    """The next character after each window of a speaker's lines; speakers are natural clients.
+
+    Windows do not overlap. The first 80 % of a speaker's text are for training, the rest for
+    testing; a speaker whose text is too short for one window of each is left out.
+    """
+
+    window: int = 80
+
+    about: ClassVar[str] = "next character of a play's lines, 65 symbols, natural clients: speakers"
+    examples: ClassVar[str] = "10018 + 2437"
+    layouts: ClassVar[tuple[tuple[str, ...], ...]] = ((_PLAYS,),)
+    origin: ClassVar[str] = "tinyshakespeare (the input.txt of char-rnn)"
+
+    def __post_init__(self) -> None:
+        in_range("shakespeare: window", self.window, 1)
+
+    def load(self, files: Paths) -> Dataset:
+        text = readers.read_bytes(files[_PLAYS]).decode("utf-8", "replace")
+        alphabet = np.unique(_code_points(text))
+        train, test = [], []
+        for lines in speeches(text).values():
+            symbols = np.searchsorted(alphabet, _code_points(lines))
+            cut = len(symbols) * 4 // 5
+            parts = _windows(symbols[:cut], self.window), _windows(symbols[cut:], self.window)
+            if all(len(x) for x, _ in parts):
+                train.append(parts[0])
+                test.append(parts[1])
+        if not train:
+            raise DataError(
+                f"shakespeare: no speaker in {files[_PLAYS]} has text for a training and a test "
+                f"window of {self.window} characters. Lower window."
+            )
+        x, y, owners = _joined(train)
+        x_test, y_test, owners_test = _joined(test)
+        return Dataset(
+            name="shakespeare",
+            x=x,
+            y=y,
+            x_test=x_test,
+            y_test=y_test,
+            kind="classes",
+            num_outputs=len(alphabet),
+            layout="tokens",
+            owners=owners,
+            owners_test=owners_test,
+        )
+
+
+@dataclass(frozen=True)
+class Delicious:
+    about: ClassVar[str] = "bookmarks with tags, 500 binary words, 983 labels (multi-label)"
+    examples: ClassVar[str] = "12920 + 3185"
+    layouts: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("delicious/delicious-train.arff.gz", "delicious/delicious-test.arff.gz"),
+    )
+    origin: ClassVar[str] = "delicious (Tsoumakas, Katakis, Vlahavas 2008; Mulan collection)"
+
+    def load(self, files: Paths) -> Dataset:
+        train, test = (
+            torch.from_numpy(readers.sparse_arff(files[name])) for name in self.layouts[0]
+        )
+        return Dataset(
+            name="delicious",
+            x=train[:, :_DELICIOUS_WORDS].contiguous(),
+            y=train[:, _DELICIOUS_WORDS:].contiguous(),
+            x_test=test[:, :_DELICIOUS_WORDS].contiguous(),
+            y_test=test[:, _DELICIOUS_WORDS:].contiguous(),
+            kind="labels",
+            num_outputs=train.shape[1] - _DELICIOUS_WORDS,
+            layout="rows",
+        )
+
+
+@dataclass(frozen=True)
+class Rcv1Small:
+    """1500 rows of RCV1-v2 with the usual binary task (CCAT or not)."""
+
+    about: ClassVar[str] = "news stories, a part of RCV1, 47236 tf-idf features, 2 classes"
+    examples: ClassVar[str] = "1000 + 500"
+    layouts: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("rcv1_small/train.svm.gz", "rcv1_small/test.svm.gz"),
+    )
+    origin: ClassVar[str] = "RCV1-v2 (Lewis, Yang, Rose, Li 2004), rows in svmlight form"
+
+    def load(self, files: Paths) -> Dataset:
+        train, test = (readers.svmlight(files[name], _RCV1_FEATURES) for name in self.layouts[0])
+        return Dataset(
+            name="rcv1_small",
+            x=torch.from_numpy(train[0]),
+            y=torch.from_numpy((train[1] > 0).astype(np.int64)),
+            x_test=torch.from_numpy(test[0]),
+            y_test=torch.from_numpy((test[1] > 0).astype(np.int64)),
+            kind="classes",
+            num_outputs=2,
+            layout="rows",
+        )
+
+
+def speeches(text: str) -> dict[str, str]:
+    """Each speaker's lines in order, from blocks `SPEAKER:` + lines set apart by blank lines."""
+    spoken: dict[str, list[str]] = {}
+    for block in text.split("\n\n"):
+        head, _, lines = block.strip("\n").partition("\n")
+        if head.endswith(":") and lines:
+            spoken.setdefault(head[:-1], []).append(lines)
+    return {speaker: "\n".join(lines) for speaker, lines in spoken.items()}
+
+
+def _code_points(text: str) -> Array:
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+
+
+def _windows(symbols: Array, window: int) -> tuple[Array, Array]:
+    count = max(0, len(symbols) - 1) // window
+    return symbols[: count * window].reshape(count, window), symbols[window::window][:count]
+
+
+def _joined(parts: list[tuple[Array, Array]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    owners = np.repeat(np.arange(len(parts)), [len(x) for x, _ in parts])
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(owners)

@@ -1,0 +1,1 @@
+"""The round loop, its executors, client states and checkpoints."""

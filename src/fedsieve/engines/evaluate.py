@@ -1,0 +1,66 @@
+"""Evaluation: the global model on the union of test shards, personal ones each on its own."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsieve.core.errors import RoundError
+from fedsieve.core.method import AnyMethod
+from fedsieve.data.federation import Federation
+from fedsieve.engines.site import Evaluate, Executor, Tallies
+from fedsieve.engines.store import ClientStore
+
+
+class Scores(NamedTuple):
+    """`global_accuracy` is None where a method has no global model."""
+
+    global_accuracy: float | None
+    local_accuracy: float | None
+    loss: float | None
+
+
+def evaluate(
+    method: AnyMethod, server: Any, store: ClientStore, federation: Federation, execute: Executor
+) -> Scores:
+    """Scores of what the method would deploy now.
+
+    local_accuracy is the unweighted mean over test shards of the client's own model, or of the
+    global one where clients have none of their own. With a single client its model is the global.
+    """
+    task = method.task
+    shards = range(federation.num_shards)
+    is_pooled = federation.num_clients == 1
+    model = method.deploy(server, store.get(0) if is_pooled else ())
+    common: Tensor | None = None
+    if model is not None:
+        pieces = [tuple(shards[i::_PIECES]) for i in range(_PIECES)]
+        common = _tallies([Evaluate(model, piece) for piece in pieces if piece], execute)
+    own = common
+    if method.personal and not is_pooled:
+        requests = []
+        for shard in shards:
+            personal = method.deploy(server, store.get(shard))
+            if personal is not None:
+                requests.append(Evaluate(personal, (shard,)))
+        own = _tallies(requests, execute)
+    if own is None:
+        return Scores(None, None, None)
+    whole = (own if common is None else common).sum(0)
+    return Scores(
+        global_accuracy=None if common is None else task.score(whole),
+        local_accuracy=sum(task.score(tally) for tally in own) / len(own),
+        loss=task.mean_loss(whole),
+    )
+
+
+_PIECES = 8  # enough to keep a few workers busy to the end
+
+
+def _tallies(requests: list[Evaluate], execute: Executor) -> Tensor:
+    found: dict[int, Tensor] = {}
+    for response in execute(requests):
+        if not isinstance(response, Tallies):
+            raise RoundError(f"evaluation of shard {response[0]} failed: {response[1:]}")
+        found |= dict(zip(response.shards, response.tallies, strict=True))
+    return torch.stack([found[shard] for shard in sorted(found)])

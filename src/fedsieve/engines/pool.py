@@ -1,0 +1,161 @@
+"""The pool executor: clients side by side in worker processes, one torch thread each.
+
+Workers are forked, so data and model are shared without copying. Requests go out largest client
+first (the caller's order) to whichever worker is free; results do not depend on who did the work.
+A broadcast crosses to each worker once. Pipes carry msgpack headers and safetensors blobs.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import msgspec
+import torch
+
+from fedsieve.core.errors import ConfigError
+from fedsieve.core.message import Params
+from fedsieve.engines import blob
+from fedsieve.engines.site import Evaluate, Failure, Reply, Request, Response, Site, Tallies, Train
+from fedsieve.ledger.flops import Flops
+from fedsieve.wire.frame import Payload
+
+
+class Pool:
+    """`workers` processes that serve requests until closed."""
+
+    def __init__(self, site: Site, workers: int, state_kind: type) -> None:
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise ConfigError(
+                f"workers={workers}: this system cannot fork processes. Use workers=1."
+            )
+        self._site, self._state_kind = site, state_kind
+        self._workers = [_Worker(site, state_kind) for _ in range(workers)]
+
+    def __call__(self, requests: Sequence[Request]) -> Iterator[Response]:
+        waiting = list(requests)[::-1]
+        idle = list(self._workers)
+        busy: dict[Any, tuple[_Worker, Request]] = {}  # by connection
+        while waiting or busy:
+            while waiting and idle:
+                worker, request = idle.pop(), waiting.pop()
+                worker.send(request)
+                busy[worker.connection] = worker, request
+            for connection in wait(list(busy)):
+                worker, request = busy.pop(connection)
+                try:
+                    response = worker.receive()
+                except EOFError:
+                    worker = self._replace(worker)
+                    who = request.client if isinstance(request, Train) else request.shards[0]
+                    yield Failure(who, "its worker process died")
+                else:
+                    yield response
+                idle.append(worker)
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    def _replace(self, dead: "_Worker") -> "_Worker":
+        dead.close()
+        fresh = _Worker(self._site, self._state_kind)
+        self._workers[self._workers.index(dead)] = fresh
+        return fresh
+
+
+class _Worker:
+    """The parent's end of one worker process."""
+
+    def __init__(self, site: Site, state_kind: type) -> None:
+        context = multiprocessing.get_context("fork")
+        self.connection, theirs = context.Pipe()
+        self._state_kind = state_kind
+        self._process = context.Process(
+            target=_serve, args=(theirs, self.connection, site, state_kind), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._held: tuple[Any, Any] = (None, None)  # the broadcast and the model it has
+
+    def send(self, request: Request) -> None:
+        down, model = self._held
+        try:
+            if isinstance(request, Train):
+                is_new = request.down is not down
+                announced = sorted(request.announced)
+                self._write("train", request.client, request.schema, announced, request.key, is_new)
+                if is_new:
+                    self.connection.send_bytes(request.down)
+                self.connection.send_bytes(blob.pack(request.state))
+                self._held = request.down, model
+            else:
+                is_new = request.model is not model
+                self._write("evaluate", list(request.shards), is_new)
+                if is_new:
+                    self.connection.send_bytes(blob.pack(request.model))
+                self._held = down, request.model
+        except BrokenPipeError:
+            pass  # the dead worker is noticed when its answer is read
+
+    def receive(self) -> Response:
+        head = msgspec.msgpack.decode(self.connection.recv_bytes())
+        match head:
+            case ["reply", client, parts, paper, values, flops, seconds]:
+                up = Payload(self.connection.recv_bytes(), *parts)
+                state = blob.unpack(self._state_kind, self.connection.recv_bytes())
+                return Reply(client, up, paper, state, values, Flops(*flops), seconds)
+            case ["failure", client, error, trace]:
+                return Failure(client, error, trace)
+            case ["tallies", shards]:
+                tallies = blob.unpack(Params, self.connection.recv_bytes())["tallies"]
+                return Tallies(tuple(shards), tallies)
+        raise EOFError
+
+    def close(self) -> None:
+        self.connection.close()
+        self._process.join(timeout=5)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def _write(self, *head: Any) -> None:
+        self.connection.send_bytes(msgspec.msgpack.encode(head))
+
+
+def _serve(pipe: Connection, parents: Connection, site: Site, state_kind: type) -> None:
+    """A worker's life: answer until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parents.close()
+    torch.set_num_threads(1)
+    down, model = b"", dict[str, torch.Tensor]()
+    while True:
+        try:
+            head = msgspec.msgpack.decode(pipe.recv_bytes())
+            match head:
+                case ["train", client, schema, announced, key, is_new]:
+                    down = pipe.recv_bytes() if is_new else down
+                    state = blob.unpack(state_kind, pipe.recv_bytes())
+                    told = frozenset(announced)
+                    request: Request = Train(client, down, schema, told, state, key)
+                case ["evaluate", shards, is_new]:
+                    model = blob.unpack(Params, pipe.recv_bytes()) if is_new else model
+                    request = Evaluate(model, tuple(shards))
+            _answer(pipe, site.handle(request))
+        except (EOFError, BrokenPipeError):
+            return
+
+
+def _answer(pipe: Connection, response: Response) -> None:
+    match response:
+        case Reply(client, up, paper, state, values, flops, seconds):
+            head = ["reply", client, up[1:], paper, values, flops, seconds]
+            pipe.send_bytes(msgspec.msgpack.encode(head))
+            pipe.send_bytes(up.data)
+            pipe.send_bytes(blob.pack(state))
+        case Failure():
+            pipe.send_bytes(msgspec.msgpack.encode(["failure", *response]))
+        case Tallies(shards, tallies):
+            pipe.send_bytes(msgspec.msgpack.encode(["tallies", shards]))
+            pipe.send_bytes(blob.pack({"tallies": tallies}))

@@ -1,0 +1,109 @@
+"""Client states, bounded in memory: recent ones in RAM, the others memory-mapped from disk.
+
+A state is versioned by the round whose reply was accepted: a reply that is lost or refused leaves
+the client with the version before it. Versions a checkpoint points at are kept on disk.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedsieve.core import tree
+from fedsieve.core.errors import ResumeError
+from fedsieve.engines import blob
+
+
+class _Held(NamedTuple):
+    state: Any
+    version: int
+    size: int
+    is_on_disk: bool
+
+
+class ClientStore:
+    """States by client index; a client that never had one gets `init(client)`."""
+
+    def __init__(self, folder: Path, init: Callable[[int], Any], ram_bytes: int) -> None:
+        self._folder, self._init, self._ram_bytes = folder, init, ram_bytes
+        self._hot: OrderedDict[int, _Held] = OrderedDict()
+        self._hot_bytes = 0
+        self.versions: dict[int, int] = {}
+        sample = init(0)
+        self.is_stateless = sample == ()
+        self.kind = type(sample)
+
+    def get(self, client: int) -> Any:
+        """The accepted state of a client."""
+        if self.is_stateless:
+            return ()
+        if client in self._hot:
+            self._hot.move_to_end(client)
+            return self._hot[client].state
+        if client not in self.versions:
+            return self._init(client)
+        state = blob.read(self.kind, self._path(client, self.versions[client]))
+        version, size = self.versions[client], tree.size_bytes(state)
+        self._hold(client, _Held(state, version, size, is_on_disk=True))
+        return state
+
+    def put(self, client: int, state: Any, version: int) -> None:
+        """Accept a new state."""
+        if self.is_stateless:
+            return
+        self._drop(client)
+        self.versions[client] = version
+        self._hold(client, _Held(state, version, tree.size_bytes(state), is_on_disk=False))
+
+    def flush(self) -> dict[int, int]:
+        """Write what is only in RAM; returns the version of every client that has one."""
+        for client, held in self._hot.items():
+            if not held.is_on_disk:
+                self._write(client, held)
+                self._hot[client] = held._replace(is_on_disk=True)
+        return dict(self.versions)
+
+    def restore(self, versions: dict[int, int]) -> None:
+        """Go back to the versions of a checkpoint."""
+        self._hot.clear()
+        self._hot_bytes = 0
+        missing = [c for c, v in versions.items() if not self._path(c, v).exists()]
+        if missing:
+            raise ResumeError(
+                f"{self._folder}: the state of client {missing[0]} at round "
+                f"{versions[missing[0]]} is missing. Start again in a new folder."
+            )
+        self.versions = dict(versions)
+
+    def forget_all_but(self, kept: Iterable[dict[int, int]]) -> None:
+        """Delete files of versions that neither `kept` nor the present needs."""
+        needed = {
+            self._path(c, v) for versions in (*kept, self.versions) for c, v in versions.items()
+        }
+        for path in self._folder.glob("*.safetensors"):
+            if path not in needed:
+                path.unlink()
+
+    def known(self) -> list[int]:
+        """Clients that have a state of their own."""
+        return sorted(self.versions)
+
+    def _hold(self, client: int, held: _Held) -> None:
+        self._hot[client] = held
+        self._hot_bytes += held.size
+        while self._hot_bytes > self._ram_bytes and len(self._hot) > 1:
+            oldest = next(iter(self._hot))
+            if not self._hot[oldest].is_on_disk:
+                self._write(oldest, self._hot[oldest])
+            self._drop(oldest)
+
+    def _drop(self, client: int) -> None:
+        if client in self._hot:
+            self._hot_bytes -= self._hot.pop(client).size
+
+    def _write(self, client: int, held: _Held) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        blob.write(self._path(client, held.version), blob.pack(held.state))
+
+    def _path(self, client: int, version: int) -> Path:
+        return self._folder / f"{client:07d}-{version:07d}.safetensors"

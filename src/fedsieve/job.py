@@ -1,0 +1,103 @@
+"""A job: a configuration with everything it names, loaded, split and built."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+import fedsieve.methods  # noqa: F401 - registers the methods
+from fedsieve.config import Config, method_options
+from fedsieve.core.errors import ConfigError
+from fedsieve.core.keys import fold
+from fedsieve.core.method import AnyMethod, method_class
+from fedsieve.core.options import construct, read, spell
+from fedsieve.data.dataset import Dataset
+from fedsieve.data.federation import Federation
+from fedsieve.data.partition import Partition, split
+from fedsieve.data.schemes import PARTITIONS, Natural
+from fedsieve.data.sources import load
+from fedsieve.models.task import ModelTask
+from fedsieve.models.zoo import read_model
+
+DEFAULT_CLIENTS, DEFAULT_COHORT = 20, 10
+
+
+@dataclass(frozen=True)
+class Job:
+    """A configuration with everything it names."""
+
+    config: Config
+    method: AnyMethod
+    federation: Federation
+    partition: Partition
+    dataset: Dataset
+
+
+def build(
+    config: Config,
+    dataset: Dataset | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+) -> Job:
+    """Load data, split it, build model and method; fills in every `auto`."""
+    dataset, how, partition = split_data(config, dataset)
+    federation = Federation(
+        dataset, partition, config.batch_size, config.epochs, config.steps, config.drop_last
+    )
+    factory, model_name = model, config.model
+    if factory is None:
+        choice = read_model(_model_choice(config, dataset))
+        model_name = spell(choice)
+        factory = lambda: choice.build(dataset.input_shape, dataset.num_outputs)  # noqa: E731
+    task = ModelTask(
+        factory, dataset.kind, dataset.input_shape, is_tokens=dataset.layout == "tokens"
+    )
+    method = construct(method_class(config.method), config.options, config.method, task=task)
+    if method.pools_data:
+        federation = federation.pooled()
+    cohort = min(config.cohort or DEFAULT_COHORT, federation.num_clients)
+    complete = dataclasses.replace(
+        config,
+        model=model_name,
+        partition=how,
+        clients=len(partition.train),
+        cohort=cohort,
+        min_replies=min(config.min_replies, cohort),
+        options={n: getattr(method, n) for n in method_options(type(method))},
+    )
+    return Job(complete, method, federation, partition, dataset)
+
+
+def split_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, str, Partition]:
+    """The data of a configuration, the full name of its partition, and the split itself."""
+    if dataset is None:
+        root = None if config.data_root is None else Path(config.data_root)
+        dataset = load(config.dataset, root, fold(config.seed, "dataset"))
+    else:
+        dataset.check()
+    how = read(_partition_name(config, dataset), PARTITIONS, "partition")
+    clients = config.clients or (None if isinstance(how, Natural) else DEFAULT_CLIENTS)
+    partition = split(dataset, how, clients, fold(config.seed, "partition"), config.validation)
+    return dataset, str(spell(how)), partition
+
+
+def _partition_name(config: Config, dataset: Dataset) -> str:
+    if config.partition != "auto":
+        return config.partition
+    if dataset.owners is not None:
+        return "natural"
+    return "dirichlet(alpha=0.5)" if dataset.kind == "classes" else "iid"
+
+
+def _model_choice(config: Config, dataset: Dataset) -> str:
+    if config.model.startswith("object:"):
+        raise ConfigError(f"model={config.model!r}: pass the model itself to fedsieve.run.")
+    if config.model != "auto":
+        return config.model
+    if dataset.layout == "tokens":
+        return "lstm"
+    if dataset.layout == "rows":
+        return "linear"
+    side = dataset.input_shape[-1]
+    return "conv_small" if side < 20 else "lenet5_caffe" if side < 32 else "lenet5_wide"

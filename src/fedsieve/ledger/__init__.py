@@ -1,0 +1,1 @@
+"""Ledger: what was sent and what was computed."""

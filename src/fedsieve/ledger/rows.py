@@ -1,0 +1,66 @@
+"""The result record: one row per round, and the summary of a run."""
+
+import msgspec
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one round did; the last fields stand in rounds that were evaluated."""
+
+    round: int
+    seconds: float
+    clients: int
+    failed: int
+    up_bytes: int
+    down_bytes: int
+    up_paper_bytes: int
+    down_paper_bytes: int
+    flops_dense: int
+    flops_ideal: int
+    flops_realisable: int
+    density: float
+    values: dict[str, float] = {}  # the method's own figures, means over the cohort
+    global_accuracy: float | None = None
+    local_accuracy: float | None = None
+    loss: float | None = None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals and final figures of a run; `result.json`."""
+
+    method: str
+    dataset: str
+    model: str
+    partition: str
+    partition_fingerprint: str
+    seed: int
+    num_clients: int
+    rounds: int
+    seconds: float
+    stopped: str  # "finished" or why it ended earlier
+    score: str  # what the accuracies are: accuracy, micro-F1 or R2
+    global_accuracy: float | None
+    local_accuracy: float | None
+    loss: float | None
+    best_global_accuracy: float | None
+    best_local_accuracy: float | None
+    density: float
+    up_bytes: int
+    down_bytes: int
+    up_paper_bytes: int
+    down_paper_bytes: int
+    flops_dense: int
+    flops_ideal: int
+    flops_realisable: int
+    failed: int
+    model_hash: str
+    versions: dict[str, str]
+
+
+def last(rows: list[Row], name: str) -> float | None:
+    """The newest value of an evaluation field."""
+    return next((v for row in reversed(rows) if (v := getattr(row, name)) is not None), None)
+
+
+def best(rows: list[Row], name: str) -> float | None:
+    """The largest value of an evaluation field."""
+    return max((v for row in rows if (v := getattr(row, name)) is not None), default=None)

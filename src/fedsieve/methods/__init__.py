@@ -1,0 +1,23 @@
+"""One file per method; importing this package registers them all."""
+
+from fedsieve.methods import (
+    central,
+    fedavg,
+    fediter_ht,
+    fedmedian,
+    fedmix,
+    fedopt,
+    fedprox,
+    local_only,
+)
+
+__all__ = [
+    "central",
+    "fedavg",
+    "fediter_ht",
+    "fedmedian",
+    "fedmix",
+    "fedopt",
+    "fedprox",
+    "local_only",
+]

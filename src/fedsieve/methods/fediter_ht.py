@@ -1,0 +1,103 @@
+"""FedIter-HT: iterative hard thresholding on clients and server; exactly m weights at all times.
+
+Paper    Tong et al., "Federated Nonconvex Sparse Learning", 2022 (specification flops, section 6).
+Symbols  H_m -> masks.top_k   m = floor(rho P) -> kept weights   rho -> target_density
+Differs  deep nets start from the m largest initial weights: 0 is a stationary point of theirs;
+         `start="zero"` is the paper's start. Biases and normalisation are not thresholded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+
+from fedsieve.core import local, masks, tree
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Bits, Count, Kept, Params
+from fedsieve.core.method import Batches, Method, Metrics, Task, register
+from fedsieve.core.optimisers import SGD, Constant, Optimiser, Schedule
+from fedsieve.core.options import in_range
+
+
+class Server(NamedTuple):
+    weights: Params
+    rounds: int
+
+
+class Down(NamedTuple):
+    mask: Bits
+    weights: Annotated[Params, Kept(where="mask")]
+    rounds: Count
+
+
+class Up(NamedTuple):
+    mask: Bits
+    weights: Annotated[Params, Kept(where="mask")]
+    examples: Count
+
+
+@register("fediter_ht")
+@dataclass(frozen=True, kw_only=True)
+class FedIterHT(Method[Server, tuple[()], Down, Up]):
+    """Top-m weights after every local step and after every average."""
+
+    task: Task
+    target_density: float = 0.1  # rho: share of maskable weights kept
+    start: Literal["init", "zero"] = "init"  # the m largest of a usual initialisation, or all 0
+    lr: float = 0.05  # client learning rate
+    schedule: Schedule = Constant()  # of the client learning rate, over rounds
+    optimiser: Optimiser = SGD()  # of the client; fresh in every round
+    weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
+
+    def __post_init__(self) -> None:
+        in_range("fediter_ht: target_density", self.target_density, 0, 1, above=True)
+        in_range("fediter_ht: lr", self.lr, 0, above=True)
+
+    def init_server(self, key: Key) -> Server:
+        weights = self.task.init_params(fold(key, "weights"))
+        if self.start == "zero":
+            zeros = {n: torch.zeros_like(weights[n]) for n in self.task.graph.maskable}
+            return Server(weights | zeros, 0)
+        return Server(self._threshold(weights), 0)
+
+    def init_client(self, client: int, key: Key) -> tuple[()]:
+        return ()
+
+    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+        return Down(self._support(server.weights), server.weights, server.rounds)
+
+    def client_update(
+        self, down: Down, state: tuple[()], data: Batches, key: Key
+    ) -> tuple[Up, tuple[()], Metrics]:
+        trained = local.train(
+            self.task.loss,
+            down.weights,
+            data.work(key),
+            self.optimiser,
+            lr=self.lr * self.schedule.factor(down.rounds),
+            key=key,
+            fixed=self.task.buffers,
+            project=self._threshold,
+        )
+        support = self._support(trained.params)
+        metrics = Metrics(trained.processed, {"train_loss": trained.loss}, support)
+        return Up(support, trained.params, data.examples), state, metrics
+
+    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
+        mean = tree.weighted_mean(
+            (r.weights, r.examples if self.weighting == "samples" else 1) for r in replies
+        )
+        return Server(self._threshold(mean), server.rounds + 1)
+
+    def deploy(self, server: Server, state: tuple[()]) -> Params:
+        return server.weights
+
+    def _threshold(self, weights: Params) -> Params:
+        """H_m: all but the m largest maskable weights become 0."""
+        names = self.task.graph.maskable
+        kept = int(self.target_density * sum(weights[n].numel() for n in names))
+        return masks.apply(weights, masks.top_k(weights, names, kept))
+
+    def _support(self, weights: Params) -> dict[str, torch.Tensor]:
+        return masks.nonzero(weights, self.task.graph.maskable)

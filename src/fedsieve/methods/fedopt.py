@@ -1,0 +1,51 @@
+"""FedOpt: the server takes an optimiser step on the mean difference (FedAdam, FedYogi, ...).
+
+Paper    Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2; as EM: one
+         gradient M-step (specification fedsparse, section 1).
+Symbols  x_t -> server.weights   -Delta_t -> pseudo-gradient   eta -> server_lr   tau -> eps
+Differs  Adam and Yogi correct the bias of their moments, as torch does; the paper does not.
+         sgd() with server_lr=1 is FedAvg.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsieve.core.keys import Key
+from fedsieve.core.message import Params
+from fedsieve.core.method import register
+from fedsieve.core.optimisers import Adam, Moments, Optimiser, init_moments, update
+from fedsieve.core.options import in_range
+from fedsieve.core.priors import Gaussian
+from fedsieve.methods.em import HardEM, Server
+
+
+@register("fedopt")
+@dataclass(frozen=True, kw_only=True)
+class FedOpt(HardEM):
+    """Federated averaging with an optimiser on the server."""
+
+    server_optimiser: Optimiser = Adam()  # sgd(momentum=0.9), adam, adagrad, yogi or adamax
+    server_lr: float = 0.01  # eta
+    proximal: float = 0.0  # tie of the clients, as in fedprox
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("fedopt: server_lr", self.server_lr, 0, above=True)
+        in_range("fedopt: proximal", self.proximal, 0)
+
+    @property
+    def prior(self) -> Gaussian:
+        return Gaussian(self.proximal)
+
+    def init_server(self, key: Key) -> Server:
+        server = super().init_server(key)
+        return server._replace(
+            moments=init_moments(self.server_optimiser, self._trainable(server.weights))
+        )
+
+    def m_step(
+        self, server: Server, locals_: Sequence[Params], shares: Sequence[float]
+    ) -> tuple[Params, Moments]:
+        centre = self._trainable(server.weights)
+        gradient = self.prior.pseudo_gradient(centre, locals_, shares)
+        return update(self.server_optimiser, centre, gradient, server.moments, self.server_lr)

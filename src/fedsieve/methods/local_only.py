@@ -1,0 +1,73 @@
+"""Local training alone: every client keeps its own model, nothing is sent. The lower anchor.
+
+Paper    none; the rival that personal methods on skewed data have to beat.
+Symbols  w_k -> state.weights
+Differs  all clients start from one common initial model, as in every other method.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from fedsieve.core import local
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Params
+from fedsieve.core.method import Batches, Method, Metrics, Task, register
+from fedsieve.core.optimisers import SGD, Constant, Moments, Optimiser, Schedule
+from fedsieve.core.options import in_range
+
+
+class Nothing(NamedTuple):
+    """A message without fields: no bytes."""
+
+
+class State(NamedTuple):
+    weights: Params
+    moments: tuple[Moments, ...]
+    rounds: int  # in which this client took part
+
+
+@register("local_only")
+@dataclass(frozen=True, kw_only=True)
+class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
+    """Each client for itself."""
+
+    task: Task
+    personal: ClassVar[bool] = True
+    lr: float = 0.05  # learning rate
+    schedule: Schedule = Constant()  # of the learning rate, over the client's own rounds
+    optimiser: Optimiser = SGD()  # its moments live on over rounds
+
+    def __post_init__(self) -> None:
+        in_range("lr", self.lr, 0, above=True)
+
+    def init_server(self, key: Key) -> Nothing:
+        return Nothing()
+
+    def init_client(self, client: int, key: Key) -> State:
+        return State(self.task.init_params(fold(key, "weights")), (), 0)
+
+    def broadcast(self, server: Nothing, client: int, key: Key) -> Nothing:
+        return Nothing()
+
+    def client_update(
+        self, down: Nothing, state: State, data: Batches, key: Key
+    ) -> tuple[Nothing, State, Metrics]:
+        trained = local.train(
+            self.task.loss,
+            state.weights,
+            data.work(key),
+            self.optimiser,
+            lr=self.lr * self.schedule.factor(state.rounds),
+            key=key,
+            fixed=self.task.buffers,
+            moments=state.moments,
+        )
+        after = State(trained.params, trained.moments, state.rounds + 1)
+        return Nothing(), after, Metrics(trained.processed, {"train_loss": trained.loss})
+
+    def server_update(self, server: Nothing, replies: Sequence[Nothing], key: Key) -> Nothing:
+        return server
+
+    def deploy(self, server: Nothing, state: State | tuple[()]) -> Params | None:
+        return state.weights if isinstance(state, State) else None

@@ -1,0 +1,87 @@
+"""What a run gives back, and its summary."""
+
+import hashlib
+import importlib.metadata
+import platform
+from dataclasses import dataclass
+
+import torch
+
+from fedsieve.config import Config
+from fedsieve.core import tree
+from fedsieve.core.message import Params
+from fedsieve.engines.rounds import Position
+from fedsieve.engines.store import ClientStore
+from fedsieve.job import Job
+from fedsieve.ledger.rows import Row, Summary, best, last
+
+SCORES = {"classes": "accuracy", "labels": "micro-F1", "values": "R2"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives back: the same figures as in its folder, and the global model if any."""
+
+    summary: Summary
+    rows: list[Row]
+    model: Params | None
+    config: Config
+
+
+def global_model(job: Job, position: Position, store: ClientStore) -> Params | None:
+    """The model a run ends with; None where every client has its own."""
+    is_single = job.federation.num_clients == 1
+    return job.method.deploy(position.server, store.get(0) if is_single else ())
+
+
+def summarise(
+    job: Job, position: Position, store: ClientStore, rows: list[Row], stopped: str, seconds: float
+) -> Summary:
+    """Totals and final figures."""
+    config = job.config
+
+    def total(name: str) -> int:
+        return sum(getattr(row, name) for row in rows)
+
+    return Summary(
+        method=config.method,
+        dataset=config.dataset,
+        model=config.model,
+        partition=config.partition,
+        partition_fingerprint=job.partition.fingerprint,
+        seed=config.seed,
+        num_clients=config.clients or 0,
+        rounds=position.done,
+        seconds=seconds,
+        stopped=stopped,
+        score=SCORES[job.dataset.kind],
+        global_accuracy=last(rows, "global_accuracy"),
+        local_accuracy=last(rows, "local_accuracy"),
+        loss=last(rows, "loss"),
+        best_global_accuracy=best(rows, "global_accuracy"),
+        best_local_accuracy=best(rows, "local_accuracy"),
+        density=rows[-1].density if rows else 1.0,
+        up_bytes=total("up_bytes"),
+        down_bytes=total("down_bytes"),
+        up_paper_bytes=total("up_paper_bytes"),
+        down_paper_bytes=total("down_paper_bytes"),
+        flops_dense=total("flops_dense"),
+        flops_ideal=total("flops_ideal"),
+        flops_realisable=total("flops_realisable"),
+        failed=total("failed"),
+        model_hash=_model_hash(job, position, store),
+        versions={
+            "fedsieve": importlib.metadata.version("fedsieve"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    )
+
+
+def _model_hash(job: Job, position: Position, store: ClientStore) -> str:
+    """The hash of the global model, or of all clients' states where models are personal."""
+    if not job.method.personal:
+        return tree.digest(job.method.deploy(position.server, ()))
+    digests = [f"{client}:{tree.digest(store.get(client))}" for client in store.known()]
+    whole = "|".join([tree.digest(position.server), *digests])
+    return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,1 @@
+"""Messages to bytes and back; no pickle, bounded decoding, one exception type."""

@@ -1,0 +1,141 @@
+"""Schemas: names, shapes and types of a message, agreed once and then named by an 8-byte hash."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import msgspec
+import torch
+import xxhash
+from torch import Tensor
+
+from fedsieve.core.errors import WireError
+from fedsieve.core.message import Bit, Kept, Number, Role, Whole, fields
+
+DTYPES = {
+    "f4": torch.float32,
+    "f8": torch.float64,
+    "f2": torch.float16,
+    "i4": torch.int32,
+    "i8": torch.int64,
+    "u1": torch.uint8,
+    "b1": torch.bool,
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+MAX_DIMENSIONS = 8
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a field."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.count * DTYPES[self.dtype].itemsize
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One field of a message: its role as a word, and its tensors (none for a number)."""
+
+    name: str
+    role: str
+    entries: tuple[Entry, ...]
+
+
+class Schema(msgspec.Struct, frozen=True, array_like=True):
+    """The layout of a message class with its tensors."""
+
+    parts: tuple[Part, ...]
+
+    def packed(self) -> bytes:
+        return _encoder.encode(self)
+
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors when decoded."""
+        return sum(entry.bytes for part in self.parts for entry in part.entries)
+
+
+Hash: TypeAlias = int
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Schema)
+_known: dict[Any, tuple[Schema, Hash]] = {}
+
+
+def schema_of(message: Any) -> tuple[Schema, Hash]:
+    """The schema of a message and its hash."""
+    signature = (type(message), tuple(_signature(message)))
+    if signature not in _known:
+        schema = Schema(tuple(_part(message, name, role) for name, role in fields(type(message))))
+        _known[signature] = schema, xxhash.xxh3_64_intdigest(schema.packed())
+    return _known[signature]
+
+
+def read_schema(packed: bytes, limit_bytes: int) -> tuple[Schema, Hash]:
+    """A schema announced by a peer, checked before anything is sized by it.
+
+    Raises:
+        WireError: it is malformed, or its tensors would take more than `limit_bytes`.
+    """
+    try:
+        schema = _decoder.decode(packed)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"announced schema is malformed: {error}") from error
+    for part in schema.parts:
+        for entry in part.entries:
+            if entry.dtype not in DTYPES:
+                raise WireError(f"schema: {entry.name} has unknown type {entry.dtype!r}.")
+            if len(entry.shape) > MAX_DIMENSIONS or any(d < 0 for d in entry.shape):
+                raise WireError(f"schema: {entry.name} has an impossible shape {entry.shape}.")
+    if schema.tensor_bytes() > limit_bytes:
+        raise WireError(
+            f"schema: tensors of {schema.tensor_bytes()} bytes announced, "
+            f"this receiver takes {limit_bytes}."
+        )
+    return schema, xxhash.xxh3_64_intdigest(packed)
+
+
+def check_kind(schema: Schema, kind: type) -> None:
+    """Raise WireError unless the schema is one of message class `kind`."""
+    expected = [(name, role_word(role)) for name, role in fields(kind)]
+    found = [(part.name, part.role) for part in schema.parts]
+    if expected != found:
+        raise WireError(f"expected a {kind.__qualname__} message {expected}, found {found}.")
+
+
+def role_word(role: Role) -> str:
+    match role:
+        case Whole():
+            return "dense"
+        case Kept(where):
+            return f"kept:{where}"
+        case Bit():
+            return "bits"
+        case Number():
+            return "scalar"
+        case _:
+            return "count"
+
+
+def _part(message: Any, name: str, role: Role) -> Part:
+    value = getattr(message, name)
+    entries = value.items() if isinstance(value, dict) else ()
+    return Part(name, role_word(role), tuple(_entry(name, n, t) for n, t in entries))
+
+
+def _entry(field: str, name: str, tensor: Tensor) -> Entry:
+    if tensor.dtype not in _CODES:
+        raise WireError(f"{field}/{name}: type {tensor.dtype} cannot be sent ({sorted(DTYPES)}).")
+    return Entry(name, _CODES[tensor.dtype], tuple(tensor.shape))
+
+
+def _signature(message: Any) -> Iterator[Any]:
+    for value in message:
+        if isinstance(value, dict):
+            yield tuple((name, t.dtype, t.shape) for name, t in value.items())

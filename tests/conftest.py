@@ -1,0 +1,16 @@
+"""Fixtures for all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_root():
+    """The folder with benchmark files; tests that need it are skipped where there is none."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    root = Path(os.environ.get("FEDSIEVE_DATA", beside))
+    if not root.is_dir():
+        pytest.skip(f"no benchmark files: {root} is not a folder (set FEDSIEVE_DATA)")
+    return root

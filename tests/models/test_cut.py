@@ -1,0 +1,146 @@
+"""Channels called dead change nothing; only those can be cut."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from fedsieve.models.cut import alive_channels
+from fedsieve.models.resnet import Resnet8
+from fedsieve.models.spec import trace
+
+
+def mlp(*widths, bias=False):
+    layers = []
+    for a, b in pairwise(widths):
+        layers += [nn.Linear(a, b, bias=bias), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def full(graph):
+    return {x.weight: torch.ones(x.shape, dtype=torch.bool) for x in graph.layers}
+
+
+def test_a_mask_of_ones_and_an_empty_one_keep_all():
+    graph = trace(mlp(3, 4, 2), (3,))
+    for mask in (full(graph), {}):
+        assert all(a.all() for a in alive_channels(graph, mask).values())
+
+
+def test_a_channel_nobody_reads_is_dead():
+    graph = trace(mlp(3, 4, 2, bias=True), (3,))
+    mask = full(graph)
+    mask["2.weight"][:, 1] = False
+    assert alive_channels(graph, mask)["0"].tolist() == [True, False, True, True]
+
+
+def test_a_channel_nobody_writes_is_dead_unless_it_has_a_bias():
+    for bias in (False, True):
+        graph = trace(mlp(3, 4, 2, bias=bias), (3,))
+        mask = full(graph)
+        mask["0.weight"][1] = False
+        assert alive_channels(graph, mask)["0"].tolist() == [True, bias, True, True]
+    mask["0.bias"] = torch.tensor([True, False, False, True])
+    assert alive_channels(graph, mask)["0"].tolist() == [True, False, True, True]
+
+
+def test_batch_norm_keeps_a_channel_that_nobody_writes():
+    model = mlp(3, 4, 2)
+    model.insert(1, nn.BatchNorm1d(4))
+    graph = trace(model, (3,))
+    mask = full(graph)
+    mask["0.weight"][1] = False
+    assert alive_channels(graph, mask)["0"].all()
+
+
+def test_death_spreads_both_ways_to_a_fixpoint():
+    # Unit 0 of the first hidden layer feeds unit 0 of the second alone, and so on up to the last,
+    # whose unit 0 nobody reads; unit 1 of the last layers lives on a dead unit 1 below alone.
+    graph = trace(mlp(3, 2, 2, 2, 2), (3,))
+    mask = full(graph)
+    mask["2.weight"] = mask["4.weight"] = torch.eye(2, dtype=torch.bool)
+    mask["6.weight"][:, 0] = False
+    alive = alive_channels(graph, mask)
+    assert [alive[n].tolist() for n in ("0", "2", "4")] == [[False, True]] * 3
+    mask["0.weight"][1] = False
+    alive = alive_channels(graph, mask)
+    assert not any(alive[n].any() for n in ("0", "2", "4"))
+    assert alive["6"].all()
+
+
+def test_columns_of_a_flattened_channel_count_together():
+    model = nn.Sequential(nn.Conv2d(1, 3, 2, bias=False), nn.Flatten(), nn.Linear(3 * 4, 2))
+    graph = trace(model, (1, 3, 3))
+    mask = full(graph)
+    mask["2.weight"][:, 4:8] = False
+    mask["2.weight"][:, 8:11] = False
+    assert alive_channels(graph, mask)["0"].tolist() == [True, False, True]
+
+
+class Mixed(nn.Module):
+    """A residual sum, a depthwise convolution and a flatten."""
+
+    def __init__(self, *, bias):
+        super().__init__()
+        self.a = nn.Conv2d(1, 6, 3, padding=1, bias=bias)
+        self.b = nn.Conv2d(6, 6, 3, padding=1, bias=bias)
+        self.depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6, bias=bias)
+        self.c = nn.Conv2d(6, 5, 3, bias=bias)
+        self.fc = nn.Linear(5 * 4, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        x = x + torch.relu(self.b(x))
+        return self.fc(torch.relu(self.c(torch.relu(self.depthwise(x)))).flatten(1))
+
+
+def build(kind):
+    torch.manual_seed(0)
+    models = {
+        "mlp": (mlp(8, 10, 9, 8, 3), (8,)),
+        "biases": (mlp(8, 10, 9, 8, 3, bias=True), (8,)),
+        "mixed": (Mixed(bias=False), (1, 4, 4)),
+        "mixed with biases": (Mixed(bias=True), (1, 4, 4)),
+        "resnet8": (Resnet8().build((1, 8, 8), 3), (1, 8, 8)),
+    }
+    model, shape = models[kind]
+    for name, tensor in model.named_buffers():
+        if "running_mean" in name:
+            tensor.normal_()
+    for p in model.parameters():
+        p.data.normal_()
+    return model.eval(), shape
+
+
+@pytest.mark.parametrize("kind", ["mlp", "biases", "mixed", "mixed with biases", "resnet8"])
+@pytest.mark.parametrize("seed", range(8))
+def test_outputs_do_not_depend_on_dead_channels(kind, seed):
+    model, shape = build(kind)
+    graph = trace(model, shape)
+    torch.manual_seed(seed)
+    mask = {}
+    for layer in graph.layers:
+        rows, columns = torch.rand(2, max(layer.shape[:2])) < 0.6
+        keep = rows[: layer.shape[0], None] & columns[: layer.shape[1]]
+        keep = keep.view(*keep.shape, *[1] * (len(layer.shape) - 2))
+        mask[layer.weight] = keep & (torch.rand(layer.shape) < 0.5)
+        model.get_parameter(layer.weight).data *= mask[layer.weight]
+    x = torch.randn(5, *shape)
+    expected = model(x)
+    alive = alive_channels(graph, mask)
+    for layer in graph.layers:  # poison all that is read from dead channels, and drop their biases
+        weight = model.get_parameter(layer.weight).data
+        weight[~alive[layer.target]] = 0
+        if layer.kind != "depthwise":
+            dead = ~alive[layer.source].repeat_interleave(layer.repeat)
+            weight[:, dead] = torch.randn_like(weight[:, dead])
+            weight[~alive[layer.target]] = 0
+        if layer.bias is not None:
+            model.get_parameter(layer.bias).data[~alive[layer.target]] = 0
+    for norm in graph.norms:
+        for name in norm.tensors[:2]:
+            model.get_parameter(name).data[~alive[norm.space]] = 0
+        model.get_buffer(norm.tensors[2])[~alive[norm.space]] = 0
+    assert any((~a).any() for a in alive.values())
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
