@@ -30,8 +30,8 @@ class Result:
 
 def global_model(job: Job, position: Position, store: ClientStore) -> Params | None:
     """The model a run ends with; None where every client has its own."""
-    is_single = job.federation.num_clients == 1
-    return job.method.deploy(position.server, store.get(0) if is_single else ())
+    state = store.get(0) if job.federation.is_pooled else ()
+    return job.method.deploy(position.server, state)
 
 
 def summarise(
@@ -72,7 +72,7 @@ def summarise(
         model_hash=_model_hash(job, position, store),
         versions={
             "fedsieve": importlib.metadata.version("fedsieve"),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
     )

@@ -101,6 +101,7 @@ def test_sound_data_passes():
         (rows(owners=torch.tensor([0, -1, 2])), r"owners\[1\] is -1"),
         (rows(owners=torch.tensor([0, 1])), "owners must be int64"),
         (rows(layout="text"), "layout='text'"),
+        (images(scale=(1.0, 2.0)), "scale has 2 numbers for 3 channels"),
         (images(y_test=torch.tensor([3])), r"y_test\[0\] is 3; classes must lie in 0..2"),
         (images(y=torch.tensor([0, -1])), r"y\[1\] is -1"),
         (

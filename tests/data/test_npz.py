@@ -91,9 +91,9 @@ def test_missing_and_damaged_files_are_data_errors(tmp_path):
     whole = (tmp_path / "own.npz").read_bytes()
     for content in (b"", b"hello", whole[:-40], whole[:100]):
         (tmp_path / "own.npz").write_bytes(content)
-        with pytest.raises(DataError, match="own.npz: damaged"):
+        with pytest.raises(DataError, match=r"own\.npz: damaged"):
             load(spec)
     with (tmp_path / "own.npz").open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(DataError, match="own.npz: damaged"):
+    with pytest.raises(DataError, match=r"own\.npz: damaged"):
         load(spec)

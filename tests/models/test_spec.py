@@ -217,6 +217,8 @@ def test_a_forward_that_branches_on_values_is_named():
 
     with pytest.raises(ModelError, match=r"layer 'middle' \(Branching\) cannot be traced"):
         trace(Around(Branching()), IMAGE)
+    with pytest.raises(ModelError, match=r"layer 'middle\.0' \(Branching\) cannot be traced"):
+        trace(Around(nn.Sequential(Branching())), IMAGE)
     with pytest.raises(ModelError, match=r"the model \(Branching\) cannot be traced"):
         trace(Branching(), IMAGE)
 
@@ -280,8 +282,25 @@ def test_unused_parameters_are_named():
 
 
 def test_an_input_that_does_not_fit_is_told_by_the_layer_that_met_it():
-    with pytest.raises(ModelError, match=r"layer 'conv1' \(Conv2d\) cannot take its input"):
+    with pytest.raises(ModelError, match=r"layer 'conv1' \(Conv2d\) failed on an example"):
         trace(Around(nn.ReLU()), (1, 8, 8))
+
+
+def test_an_operation_that_fails_is_named():
+    with pytest.raises(ModelError, match="operation 'reshape' of the model failed on an example"):
+        trace(Around(Call(lambda x: x.reshape(7, 7))), IMAGE)
+
+
+def test_a_buffer_may_be_used_anywhere_and_freezes_what_it_meets():
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("shift", torch.ones(2, 4, 8, 8))
+
+        def forward(self, x):
+            return x + self.shift
+
+    assert not is_cuttable(trace(Around(Shifted()), IMAGE), "conv1")
 
 
 def test_one_input_and_one_output_are_asked_for():

@@ -221,6 +221,13 @@ def test_statistics_of_cnn7_are_the_1280_of_its_norms():
     assert sum(params[name].numel() for name in task.buffers) == 1280
 
 
+def test_a_task_tells_what_the_model_needs_to_be_known_by():
+    task = linear_task("labels", 4)
+    assert task.kind == "labels"
+    assert task.graph.maskable == ("fc.weight",)
+    assert not task.buffers
+
+
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ConfigError, match=r"kind of task 'class'\. Did you mean 'classes'"):
         ModelTask(norm_net, "class", (6,))

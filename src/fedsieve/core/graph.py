@@ -25,6 +25,8 @@ class Layer:
     """One layer with a weight of shape (rows, columns, ...kernel); rows are target channels.
 
     `repeat` consecutive columns belong to one source channel (a flatten of h x w maps: h*w).
+    "depthwise": row i reads and writes channel i of one space. "lstm": rows are the four gates one
+    after another. "embedding": rows are tokens, columns the target channels.
     """
 
     name: str

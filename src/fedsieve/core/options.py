@@ -41,7 +41,10 @@ def read(text: str, choices: Iterable[type[T]], what: str) -> T:
         raise ConfigError(
             f"{what} {text!r}: {name} takes at most {len(fields)} arguments ({', '.join(fields)})."
         )
-    return construct(cls, {**dict(zip(fields, args, strict=False)), **kwargs}, f"{what} {name}")
+    placed = dict(zip(fields, args, strict=False))
+    if twice := placed.keys() & kwargs.keys():
+        raise ConfigError(f"{what} {text!r}: {', '.join(sorted(twice))} is given twice.")
+    return construct(cls, {**placed, **kwargs}, f"{what} {name}")
 
 
 def construct(cls: type[T], values: Mapping[str, Any], where: str, **given: Any) -> T:
@@ -143,7 +146,8 @@ def _number(value: Any, kind: type) -> tuple[bool, Any]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False, value
     if kind is int:
-        return value == int(value) if abs(value) != float("inf") else False, int(value)
+        is_whole = isinstance(value, int) or value.is_integer()
+        return is_whole, int(value) if is_whole else value
     return True, float(value)
 
 

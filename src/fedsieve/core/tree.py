@@ -1,7 +1,6 @@
 """Trees: nested dicts and (named) tuples with tensors or numbers at the leaves.
 
-A method's Server, State, Down and Up are such trees. Paths join names with "/"; parameter names
-contain dots, never slashes.
+A method's Server, State, Down and Up are such trees. Paths join names with "/".
 """
 
 import hashlib
@@ -14,6 +13,7 @@ from torch import Tensor
 from fedsieve.core.message import Params
 
 Leaf: TypeAlias = Tensor | int | float
+_LEAVES = (Tensor, int, float)
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
@@ -49,17 +49,18 @@ def rebuild(kind: Any, flat: dict[str, Leaf], path: str = "") -> Any:
     if origin is Annotated:
         return rebuild(get_args(kind)[0], flat, path)
     prefix = f"{path}/" if path else ""
+    below = [p[len(prefix) :] for p in flat if p.startswith(prefix)]
+    if origin is dict and get_args(kind)[1] in _LEAVES:  # its own names may contain slashes
+        return {name: flat[prefix + name] for name in below}
+    heads = dict.fromkeys(name.split("/")[0] for name in below)
     if origin is dict:
-        names = {p[len(prefix) :].split("/")[0]: None for p in flat if p.startswith(prefix)}
-        return {n: rebuild(get_args(kind)[1], flat, prefix + n) for n in names}
+        return {head: rebuild(get_args(kind)[1], flat, prefix + head) for head in heads}
     if origin is tuple:
-        first = get_args(kind)[:1]
-        names = {p[len(prefix) :].split("/")[0]: None for p in flat if p.startswith(prefix)}
-        return tuple(rebuild(first[0], flat, prefix + n) for n in names)
+        return tuple(rebuild(get_args(kind)[0], flat, prefix + head) for head in heads)
     if isinstance(kind, type) and hasattr(kind, "_fields"):
         hints = get_type_hints(kind, include_extras=True)
         return kind(*(rebuild(hints[name], flat, prefix + name) for name in kind._fields))
-    return flat[path] if kind is not tuple else ()
+    return () if kind is tuple else flat[path]
 
 
 def clone(tree: Any) -> Any:

@@ -99,6 +99,9 @@ class Dataset:
                 f"x_test holds {self.x_test.dtype} {tuple(self.x_test.shape[1:])}, "
                 f"x holds {self.x.dtype} {tuple(self.x.shape[1:])}; they must be alike"
             )
+        for name, numbers in (("scale", self.scale), ("shift", self.shift)):
+            if isinstance(numbers, tuple) and len(numbers) != self.x.shape[-1]:
+                self._fail(f"{name} has {len(numbers)} numbers for {self.x.shape[-1]} channels")
         for name, owners, y in (
             ("owners", self.owners, self.y),
             ("owners_test", self.owners_test, self.y_test),

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedsieve.core import keys

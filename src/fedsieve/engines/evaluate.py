@@ -26,11 +26,11 @@ def evaluate(
     """Scores of what the method would deploy now.
 
     local_accuracy is the unweighted mean over test shards of the client's own model, or of the
-    global one where clients have none of their own. With a single client its model is the global.
+    global one where clients have none of their own. The model of pooled data is the global one.
     """
     task = method.task
     shards = range(federation.num_shards)
-    is_pooled = federation.num_clients == 1
+    is_pooled = federation.is_pooled
     model = method.deploy(server, store.get(0) if is_pooled else ())
     common: Tensor | None = None
     if model is not None:

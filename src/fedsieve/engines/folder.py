@@ -32,6 +32,7 @@ class Saved(msgspec.Struct, frozen=True):
 
     done: int
     links: dict[str, tuple[list[int], list[int]]]  # client -> schema hashes down and up
+    schemas: tuple[bytes, ...]
     versions: dict[str, int]  # client -> round of its accepted state
 
 
@@ -75,6 +76,7 @@ class RunFolder:
         saved = Saved(
             position.done,
             {str(c): (sorted(x.down), sorted(x.up)) for c, x in position.links.items()},
+            position.schemas,
             {str(c): v for c, v in versions.items()},
         )
         blob.write(fresh / "server.safetensors", blob.pack(position.server))
@@ -105,7 +107,7 @@ class RunFolder:
                 f"{self.path}: rounds.jsonl has {len(rows)} rows, the checkpoint {saved.done}. "
                 "Start again in a new folder."
             )
-        return Position(saved.done, server, links), rows
+        return Position(saved.done, server, links, saved.schemas), rows
 
     def finish(self, summary: Summary, model: dict[str, Any] | None) -> None:
         """Write the result, and the global model if there is one."""

@@ -41,6 +41,7 @@ class Position(NamedTuple):
     done: int
     server: Any
     links: Links
+    schemas: tuple[bytes, ...]  # of clients' messages, as the server has been told
 
 
 class Played(NamedTuple):
@@ -78,7 +79,7 @@ class Rounds:
 
     def start(self) -> Position:
         """The position before the first round."""
-        return Position(0, self.method.init_server(fold(self.plan.seed, "init")), {})
+        return Position(0, self.method.init_server(fold(self.plan.seed, "init")), {}, ())
 
     def play(self, position: Position) -> Iterator[Played]:
         """Run round after round; each is complete when it is yielded.
@@ -86,6 +87,8 @@ class Rounds:
         Raises:
             RoundError: fewer than `min_replies` clients gave a usable answer.
         """
+        for packed in position.schemas:
+            self._decoder.learn(packed)
         while position.done < self.plan.rounds:
             played = self._round(position)
             yield played
@@ -113,7 +116,8 @@ class Rounds:
         if self._has_observers:
             messages += self._observe(number, post, set(cohort), links)
         row = self._row(number, started, server, accepted, failures, messages)
-        return Played(Position(number, server, links), row, messages)
+        schemas = tuple(schema.packed() for schema in self._decoder.schemas.values())
+        return Played(Position(number, server, links, schemas), row, messages)
 
     def _cohort(self, position: Position) -> list[int]:
         size, draw = self.method.cohort(position.server, self.plan.cohort, position.done)

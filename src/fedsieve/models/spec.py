@@ -71,9 +71,9 @@ def _symbolic(module: nn.Module) -> fx.Graph:
 
 def _untraceable(where: str, module: nn.Module, error: Exception) -> ModelError:
     return ModelError(
-        f"{where} ({type(module).__name__}) cannot be traced: {error}. Its forward may use layers "
-        "and tensor operations, but no `if` or loop that depends on the values of a tensor. Write "
-        "it so, or build that part from layers of torch.nn."
+        f"{where} ({type(module).__name__}) cannot be traced: {str(error).rstrip('.')}. Its "
+        "forward may use layers and tensor operations, but no `if` or loop that depends on the "
+        "values or sizes of a tensor. Write it so, or build that part from layers of torch.nn."
     )
 
 

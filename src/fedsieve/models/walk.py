@@ -37,7 +37,7 @@ _LAYERS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm),
 )
 _SUPPORTED = (
-    f"Supported are {', '.join(layer.__name__ for layer in _LAYERS)} and all without parameters"
+    f"Supported are {', '.join(layer.__name__ for layer in _LAYERS)} and layers without parameters"
 )
 
 
@@ -57,7 +57,7 @@ class Walk(fx.Interpreter):
         try:
             out = super().run_node(n)
         except Exception as error:
-            raise ModelError(f"{self._where(n)} cannot take its input: {error}.") from error
+            raise ModelError(f"{self._where(n)} failed on an example: {error}") from error
         if n.op == "output" and not isinstance(out, Tensor):
             raise ModelError(
                 f"the model returns a {type(out).__name__}, but one tensor of outputs is needed. "

@@ -1,0 +1,161 @@
+"""Round speed beside a hand-written loop: two workloads, interleaved in one process.
+
+A  Fashion-MNIST, LeNet-5-Caffe (430,500 weights), 100 clients Dirichlet(0.2), 10 a round,
+   1 epoch, batch 64, plain SGD, FedAvg: bound by convolution kernels.
+B  softmax regression, 1000 features x 10 classes, 100 clients x 100 rows, 10 a round, batch 20:
+   bound by overhead.
+
+The hand-written loop is what one would write first: a module, torch.optim.SGD, the same cohorts and
+mini-batches, a mean of state dicts. fedsieve runs with every message encoded and decoded, ledgers
+and checks on. Contestants take turns round by round; medians and their ratio are printed, and the
+norms of the global models after equal rounds prove equal work.
+
+    python benchmarks/rounds.py [--rounds 15] [--workload A B] [--workers]
+"""
+
+import argparse
+import importlib.util
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedsieve.config import make
+from fedsieve.core import keys
+from fedsieve.core.errors import DataError
+from fedsieve.core.keys import fold
+from fedsieve.engines.inline import Inline
+from fedsieve.engines.pool import Pool
+from fedsieve.engines.rounds import Plan, Rounds
+from fedsieve.engines.site import Executor, Site
+from fedsieve.engines.store import ClientStore
+from fedsieve.job import Job, build
+from fedsieve.models.zoo import read_model
+
+NEVER = 10**9
+WORKLOADS = {
+    "A": {
+        "dataset": "fashion_mnist",
+        "model": "lenet5_caffe",
+        "partition": "dirichlet(0.2)",
+        "clients": 100,
+        "batch_size": 64,
+        "lr": 0.05,
+    },
+    "B": {
+        "dataset": "synthetic(rows=10000, features=1000, classes=10)",
+        "model": "linear",
+        "partition": "iid",
+        "clients": 100,
+        "batch_size": 20,
+        "lr": 0.05,
+    },
+}
+
+
+def by_hand(job: Job, lr: float) -> Iterator[float]:
+    """FedAvg as one writes it without a framework; yields the norm after every round."""
+    dataset, shards = job.dataset, job.partition.train
+    x = dataset.inputs(dataset.x).contiguous()
+    model = read_model(job.config.model).build(dataset.input_shape, dataset.num_outputs)
+    weights: dict[str, Tensor] = job.method.init_server(fold(0, "init")).weights
+    for number in range(1, NEVER):
+        cohort = keys.sample(fold(0, "cohort", number - 1), len(shards), 10)
+        total = sum(len(shards[client]) for client in cohort)
+        mean = {name: torch.zeros_like(value) for name, value in weights.items()}
+        for client in cohort:
+            model.load_state_dict(weights)
+            optimiser = torch.optim.SGD(model.parameters(), lr=lr)
+            key = fold(fold(0, "client", number, client), "epoch", 0)
+            order = shards[client][keys.permutation(fold(key, "order"), len(shards[client]))]
+            for start in range(0, len(order), job.config.batch_size):
+                rows = order[start : start + job.config.batch_size]
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(model(x[rows]), dataset.y[rows]).backward()
+                optimiser.step()
+            for name, value in model.state_dict().items():
+                mean[name] += value * (len(order) / total)
+        weights = mean
+        yield norm(weights)
+
+
+def by_fedsieve(job: Job, execute: Executor) -> Iterator[float]:
+    """The engine as `fedsieve run` uses it, evaluation apart."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = ClientStore(Path(folder), lambda client: (), 10**9)
+        plan = Plan(seed=0, rounds=NEVER, cohort=10, eval_every=NEVER, min_replies=1)
+        rounds = Rounds(job.method, job.federation, plan, store, execute)
+        for played in rounds.play(rounds.start()):
+            model = job.method.deploy(played.position.server, ())
+            yield norm(model or {})
+
+
+def by_pfl(job: Job, lr: float) -> Iterator[float] | None:
+    """pfl-research, if installed: its simulated FedAvg on the same shards."""
+    if importlib.util.find_spec("pfl") is None:
+        return None
+    from pfl_rounds import rounds  # noqa: PLC0415 - an optional contestant
+
+    found: Iterator[float] = rounds(job, lr)
+    return found
+
+
+def norm(weights: dict[str, Tensor]) -> float:
+    return float(torch.cat([value.flatten() for value in weights.values()]).norm())
+
+
+def race(contestants: dict[str, Iterator[float]], rounds: int) -> dict[str, float]:
+    """Median seconds per round, contestants taking turns; the first two rounds warm up."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    norms: dict[str, float] = {}
+    for number in range(rounds + 2):
+        for name, contestant in contestants.items():
+            started = time.perf_counter()
+            norms[name] = next(contestant)
+            if number >= 2:
+                times[name].append(time.perf_counter() - started)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    base = medians["hand-written"]
+    for name, median in medians.items():
+        print(f"  {name:<22} {median * 1e3:9.2f} ms  {base / median:6.2f}x  norm {norms[name]:.6f}")
+    return medians
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--workload", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in arguments.workload:
+        settings = WORKLOADS[name]
+        rounds = arguments.rounds if name == "A" else 10 * arguments.rounds
+        try:
+            job = build(make({**settings, "method": "fedavg", "cohort": 10}))
+        except DataError as error:
+            print(f"workload {name} left out: {error}")
+            continue
+        print(f"workload {name}: {settings['dataset']}, {job.config.model}; {rounds} rounds")
+        site = Site(job.method, job.federation)
+        lr = float(settings["lr"])
+        pools = {count: Pool(site, count, tuple) for count in (1, 2)}
+        contestants = {"hand-written": by_hand(job, lr), "fedsieve": by_fedsieve(job, Inline(site))}
+        contestants |= {
+            f"fedsieve, {count} worker{'s'[: count - 1]}": by_fedsieve(job, pool)
+            for count, pool in pools.items()
+        }
+        if (rival := by_pfl(job, lr)) is not None:
+            contestants["pfl-research"] = rival
+        medians = race(contestants, rounds)
+        ratio = medians["fedsieve, 1 worker"] / medians["fedsieve, 2 workers"]
+        print(f"  2 workers against 1: {ratio:.2f}x")
+        for pool in pools.values():
+            pool.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Small jobs on embedded data that tests share."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsieve.config import make
+from fedsieve.core.keys import fold
+from fedsieve.core.method import registered
+from fedsieve.engines.inline import Inline
+from fedsieve.engines.rounds import Plan, Rounds
+from fedsieve.engines.site import Site
+from fedsieve.engines.store import ClientStore
+from fedsieve.job import Job, build
+
+SETTINGS: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "mlp(hidden=[12])",
+    "partition": "dirichlet(0.5)",
+    "clients": 5,
+    "cohort": 3,
+    "rounds": 4,
+    "batch_size": 50,
+    "lr": 0.1,
+    "seed": 7,
+}
+METHODS = tuple(registered())
+VOLATILE = {"seconds"}
+
+
+def small_job(**settings: Any) -> Job:
+    torch.set_num_threads(1)
+    return build(make(SETTINGS | settings))
+
+
+def rounds_of(job: Job, folder: Path, **plan: Any) -> Rounds:
+    """The loop of a job with its states below `folder`."""
+    config = job.config
+    key = fold(config.seed, "init")
+    numbers = {
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "cohort": config.cohort,
+        "eval_every": config.eval_every,
+        "min_replies": config.min_replies,
+    }
+    store = ClientStore(folder, lambda client: job.method.init_client(client, key), 10**9)
+    site = Site(job.method, job.federation)
+    return Rounds(job.method, job.federation, Plan(**numbers | plan), store, Inline(site))
+
+
+def steady(rows: list[Any]) -> list[dict[str, Any]]:
+    """Rows without what differs from run to run of equal jobs."""
+    return [{f: getattr(r, f) for f in r.__struct_fields__ if f not in VOLATILE} for r in rows]
