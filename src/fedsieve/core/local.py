@@ -114,7 +114,8 @@ def _groups(
             for path, leaf in tree.flatten(part).items()
             if isinstance(leaf, Tensor) and path.split("/")[-1] not in fixed
         }
-        held = tree.clone(moments[index]) if moments else init_moments(opt, moving)
+        before = moments[index] if moments else init_moments(opt, moving)
+        held = tree.map_leaves(_working_copy, before)
         slots = [[held[f"{slot}/{path}"] for path in moving] for slot in opt.slots]
         groups.append(Group(opt, rate, held, list(moving.values()), slots))
     return groups

@@ -27,7 +27,7 @@ def nonzero(params: Params, names: tuple[str, ...]) -> Mask:
 
 def apply(params: Params, mask: Mask) -> Params:
     """The parameters with masked-out values set to 0; tensors without a mask pass as they are."""
-    return {name: value * mask[name] if name in mask else value for name, value in params.items()}
+    return {n: torch.where(mask[n], v, 0) if n in mask else v for n, v in params.items()}
 
 
 def density(mask: Mask) -> float:

@@ -8,7 +8,7 @@
 A method is a frozen dataclass of hyper-parameters with a field `task`; nothing lives in it between
 rounds, so a checkpoint is (server, client states, round, seed). Keys given to `init_*`, `broadcast`
 and `server_update` are shared by all clients; the key of `client_update` belongs to one client and
-one round. The return annotations of `broadcast` and `client_update` name the message classes.
+one round. `class X(Method[Server, State, Down, Up])` names the message classes.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ from typing import (
     TypeAlias,
     TypeVar,
     get_args,
-    get_type_hints,
+    get_origin,
 )
 
 from torch import Tensor
@@ -186,10 +186,16 @@ AnyMethod: TypeAlias = Method[Any, Any, Any, Any]
 
 
 def message_types(method: AnyMethod) -> tuple[type, type]:
-    """The classes of Down and Up, from the return annotations."""
-    down = get_type_hints(type(method).broadcast)["return"]
-    up = get_args(get_type_hints(type(method).client_update)["return"])[0]
-    return down, up
+    """The classes of Down and Up, as declared in `class X(Method[Server, State, Down, Up])`."""
+    for cls in type(method).__mro__:
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            if get_origin(base) is Method:
+                down, up = get_args(base)[2:]
+                return down, up
+    raise TypeError(
+        f"{type(method).__qualname__} does not name its messages: "
+        "declare it as a subclass of Method[Server, State, Down, Up]."
+    )
 
 
 _methods: dict[str, type[AnyMethod]] = {}

@@ -115,6 +115,7 @@ class Adagrad:
     def __post_init__(self) -> None:
         in_range("adagrad: eps", self.eps, 0)
         in_range("adagrad: initial", self.initial, 0)
+        in_range("adagrad: weight_decay", self.weight_decay, 0)
 
     def step(self, params: Tensors, grads: Tensors, slots: Slots, t: int, lr: float) -> None:
         grads = _decayed(params, grads, self.weight_decay)
@@ -168,6 +169,10 @@ class Exponential:
     gamma: float
     floor: float = 0.0
 
+    def __post_init__(self) -> None:
+        in_range("exponential: gamma", self.gamma, 0, 1)
+        in_range("exponential: floor", self.floor, 0)
+
     def factor(self, t: int) -> float:
         return max(self.gamma**t, self.floor)
 
@@ -178,6 +183,10 @@ class Stepwise:
 
     every: int
     gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        in_range("stepwise: every", self.every, 1)
+        in_range("stepwise: gamma", self.gamma, 0, 1)
 
     def factor(self, t: int) -> float:
         return float(self.gamma ** (t // self.every))
@@ -190,6 +199,10 @@ class Cosine:
     until: int
     floor: float = 0.0
 
+    def __post_init__(self) -> None:
+        in_range("cosine: until", self.until, 1)
+        in_range("cosine: floor", self.floor, 0)
+
     def factor(self, t: int) -> float:
         share = min(t / self.until, 1.0)
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
@@ -201,6 +214,10 @@ class Linear:
 
     until: int
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        in_range("linear: until", self.until, 1)
+        in_range("linear: floor", self.floor, 0)
 
     def factor(self, t: int) -> float:
         return 1 - (1 - self.floor) * min(t / self.until, 1.0)
@@ -248,7 +265,7 @@ def _adaptive(
 
 
 def _check(name: str, it: Adam | Adamax | Yogi) -> None:
-    in_range(f"{name}: beta1", it.beta1, 0, 1)
-    in_range(f"{name}: beta2", it.beta2, 0, 1)
+    in_range(f"{name}: beta1", it.beta1, 0, 1, below=True)
+    in_range(f"{name}: beta2", it.beta2, 0, 1, below=True)
     in_range(f"{name}: eps", it.eps, 0)
     in_range(f"{name}: weight_decay", it.weight_decay, 0)

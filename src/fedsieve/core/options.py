@@ -8,13 +8,18 @@ checks names and types, and spells them back so that a stored configuration can 
 import ast
 import dataclasses
 import re
+import sys
 import types
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedsieve.core.errors import ConfigError, unknown
 
 T = TypeVar("T")
+_LARGEST = sys.float_info.max
+# What Python's own reader of literals raises on odd or deeply nested text.
+_UNREADABLE = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
 
 
 def name_of(cls: type) -> str:
@@ -32,7 +37,7 @@ def read(text: str, choices: Iterable[type[T]], what: str) -> T:
         ConfigError: the text is not of that form, the name is unknown, or an argument does not fit.
     """
     known = {name_of(c): c for c in choices}
-    name, args, kwargs = _parse(text, what)
+    name, args, named = _parse(text, what)
     if name not in known:
         raise ConfigError(unknown(what, name, known))
     cls = known[name]
@@ -41,10 +46,11 @@ def read(text: str, choices: Iterable[type[T]], what: str) -> T:
         raise ConfigError(
             f"{what} {text!r}: {name} takes at most {len(fields)} arguments ({', '.join(fields)})."
         )
-    placed = dict(zip(fields, args, strict=False))
-    if twice := placed.keys() & kwargs.keys():
-        raise ConfigError(f"{what} {text!r}: {', '.join(sorted(twice))} is given twice.")
-    return construct(cls, {**placed, **kwargs}, f"{what} {name}")
+    pairs = [*zip(fields, args, strict=False), *named]
+    times = Counter(field for field, _ in pairs)
+    if twice := [field for field in times if times[field] > 1]:
+        raise ConfigError(f"{what} {text!r}: {', '.join(twice)} is given twice.")
+    return construct(cls, dict(pairs), f"{what} {name}")
 
 
 def construct(cls: type[T], values: Mapping[str, Any], where: str, **given: Any) -> T:
@@ -113,12 +119,20 @@ def describe(hint: Any) -> str:
 
 
 def in_range(
-    where: str, value: float, low: float, high: float = float("inf"), *, above: bool = False
+    where: str,
+    value: float,
+    low: float,
+    high: float = float("inf"),
+    *,
+    above: bool = False,
+    below: bool = False,
 ) -> None:
-    """Raise ConfigError unless low <= value <= high (low < value where `above`)."""
-    if not (low < value if above else low <= value) or not value <= high:
-        bound = f"{'> ' if above else '>= '}{low:g}"
-        bound += "" if high == float("inf") else f" and <= {high:g}"
+    """Raise ConfigError unless low <= value <= high (`above`: low < value; `below`: < high)."""
+    fits_low = low < value if above else low <= value
+    fits_high = value < high if below else value <= high
+    if not (fits_low and fits_high):
+        bound = f"{'>' if above else '>='} {low:g}"
+        bound += "" if high == float("inf") else f" and {'<' if below else '<='} {high:g}"
         raise ConfigError(f"{where}={value!r}: must be {bound}.")
 
 
@@ -141,9 +155,10 @@ def _number(value: Any, kind: type) -> tuple[bool, Any]:
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except _UNREADABLE:
             return False, value
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    # Beyond the range of a float there is no number that `spell` could write and `read` take back.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         return False, value
     if kind is int:
         is_whole = isinstance(value, int) or value.is_integer()
@@ -159,18 +174,19 @@ def _listed(value: Any) -> Sequence[Any] | None:
     return [value] if isinstance(value, int | float) else None
 
 
-def _parse(text: str, what: str) -> tuple[str, list[Any], dict[str, Any]]:
+def _parse(text: str, what: str) -> tuple[str, list[Any], list[tuple[str, Any]]]:
+    """Name, positional and named arguments of `name` or `name(value, key=value)`."""
     how = f"{what} {text!r}: write it as name or name(value, key=value)."
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         if isinstance(tree, ast.Name):
-            return tree.id, [], {}
-        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
-            raise ConfigError(how)
-        kwargs = {k.arg or "": _value(k.value) for k in tree.keywords}
-        return tree.func.id, [_value(a) for a in tree.args], kwargs
-    except (SyntaxError, ValueError) as error:
+            return tree.id, [], []
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+            named = [(k.arg or "", _value(k.value)) for k in tree.keywords]
+            return tree.func.id, [_value(a) for a in tree.args], named
+    except _UNREADABLE as error:
         raise ConfigError(how) from error
+    raise ConfigError(how)
 
 
 def _value(node: ast.expr) -> Any:

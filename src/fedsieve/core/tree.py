@@ -56,7 +56,9 @@ def rebuild(kind: Any, flat: dict[str, Leaf], path: str = "") -> Any:
     if origin is dict:
         return {head: rebuild(get_args(kind)[1], flat, prefix + head) for head in heads}
     if origin is tuple:
-        return tuple(rebuild(get_args(kind)[0], flat, prefix + head) for head in heads)
+        kinds = get_args(kind)
+        kinds = kinds[:1] * len(heads) if kinds[1:] == (...,) else kinds
+        return tuple(rebuild(k, flat, f"{prefix}{i}") for i, k in enumerate(kinds))
     if isinstance(kind, type) and hasattr(kind, "_fields"):
         hints = get_type_hints(kind, include_extras=True)
         return kind(*(rebuild(hints[name], flat, prefix + name) for name in kind._fields))
@@ -78,9 +80,10 @@ def digest(tree: Any) -> str:
     """A short hash of names, shapes, types and bits: equal trees have equal digests."""
     state = hashlib.blake2b(digest_size=16)
     for path, leaf in sorted(leaves(tree)):
-        value = leaf if isinstance(leaf, Tensor) else torch.tensor(leaf, dtype=torch.float64)
-        state.update(f"{path}|{tuple(value.shape)}|{value.dtype}|".encode())
-        state.update(value.detach().contiguous().numpy().tobytes())
+        if isinstance(leaf, Tensor):
+            state.update(f"{path}|{tuple(leaf.shape)}|{leaf.dtype}|".encode() + _bits(leaf))
+        else:
+            state.update(f"{path}|{leaf!r}|".encode())
     return state.hexdigest()
 
 
@@ -136,6 +139,9 @@ def l1_dist(a: Params, b: Params) -> Tensor:
 
 def _same(a: Leaf, b: Leaf) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        same_kind = a.dtype == b.dtype and a.shape == b.shape
-        return same_kind and a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes()
-    return type(a) is type(b) and bool(a == b)
+        return a.dtype == b.dtype and a.shape == b.shape and _bits(a) == _bits(b)
+    return type(a) is type(b) and repr(a) == repr(b)  # tells -0.0 from 0.0, and nan is itself
+
+
+def _bits(tensor: Tensor) -> bytes:
+    return bytes(tensor.detach().contiguous().numpy().tobytes())

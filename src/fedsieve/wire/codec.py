@@ -1,7 +1,7 @@
 """Encode and decode messages: each field by its role, masks and values in their own sections."""
 
 from collections.abc import Container
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from fedsieve.wire.schema import (
     Part,
     Schema,
     check_kind,
+    hash_of,
     read_schema,
     schema_of,
 )
 
 MAX_COUNT = 2**63 - 1
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def encode(message: Any, known: Container[Hash] = ()) -> Payload:
@@ -40,10 +42,10 @@ def encode(message: Any, known: Container[Hash] = ()) -> Payload:
         value = getattr(message, name)
         match role:
             case Whole():
-                values += [_raw(tensor) for tensor in value.values()]
+                values += [_raw(t.detach().numpy()) for t in value.values()]
             case Kept(where):
                 mask = getattr(message, where)
-                values += [_raw(t[mask[n]] if n in mask else t) for n, t in value.items()]
+                values += [_raw(_kept(t, mask.get(n))) for n, t in value.items()]
             case Bit():
                 masks.append(_bitmap(value))
             case Number():
@@ -96,9 +98,10 @@ class Decoder:
 
     def _schema(self, header: Header) -> Schema:
         if header.announced:
-            mark = self.learn(header.announced)
+            mark = hash_of(header.announced)
             if mark != header.schema:
                 raise WireError(f"announced schema has hash {mark:016x}, not {header.schema:016x}.")
+            self.learn(header.announced)
         if header.schema not in self.schemas:
             raise WireError(f"schema {header.schema & (2**64 - 1):016x} was never announced.")
         return self.schemas[header.schema]
@@ -135,16 +138,16 @@ class _Reader:
         raise WireError(f"{name}: expected a {type(role).__name__.lower()}, found {value!r}.")
 
     def tensor(self, entry: Entry) -> Tensor:
-        return self._take(entry.dtype, entry.count).view(entry.shape)
+        return torch.from_numpy(self._take(entry, entry.count).copy()).view(entry.shape)
 
     def kept(self, entry: Entry, mask: Tensor | None) -> Tensor:
         if mask is None:
             return self.tensor(entry)
-        if tuple(mask.shape) != entry.shape:
-            raise WireError(f"{entry.name}: mask of shape {tuple(mask.shape)} for {entry.shape}.")
-        full = torch.zeros(entry.shape, dtype=DTYPES[entry.dtype])
-        full[mask] = self._take(entry.dtype, int(mask.count_nonzero()))
-        return full
+        is_kept = mask.numpy().reshape(-1)
+        values = self._take(entry, int(np.count_nonzero(is_kept)))
+        full = np.zeros(entry.count, values.dtype)
+        full[is_kept] = values
+        return torch.from_numpy(full).view(entry.shape)
 
     def bits(self, part: Part) -> Mask:
         total = sum(entry.count for entry in part.entries)
@@ -156,7 +159,7 @@ class _Reader:
         unpacked = np.unpackbits(packed, bitorder="little")
         if unpacked[total:].any():
             raise WireError(f"{part.name}: bits set behind the end of the mask.")
-        flat = torch.from_numpy(unpacked[:total].astype(bool))
+        flat = torch.from_numpy(unpacked[:total].view(bool))
         pieces = torch.split(flat, [entry.count for entry in part.entries])
         named = zip(part.entries, pieces, strict=True)
         return {entry.name: piece.reshape(entry.shape) for entry, piece in named}
@@ -168,17 +171,25 @@ class _Reader:
                 f"{len(self._numbers)} numbers are left over."
             )
 
-    def _take(self, dtype: str, count: int) -> Tensor:
-        size = count * DTYPES[dtype].itemsize
+    def _take(self, entry: Entry, count: int) -> Array:
+        """The next `count` values, as a view into the frame."""
+        size = count * DTYPES[entry.dtype].itemsize
         if size > len(self._values):
-            raise WireError(f"{size} value bytes expected, {len(self._values)} left.")
+            raise WireError(f"{entry.name}: {size} bytes expected, {len(self._values)} left.")
         taken, self._values = self._values[:size], self._values[size:]
-        array = np.frombuffer(taken, dtype="?" if dtype == "b1" else f"<{dtype}")
-        return torch.from_numpy(array.copy())
+        if entry.dtype == "b1" and np.frombuffer(taken, np.uint8).max(initial=0) > 1:
+            raise WireError(f"{entry.name}: a byte of a truth value is neither 0 nor 1.")
+        return np.frombuffer(taken, dtype=f"<{entry.dtype}")
 
 
-def _raw(tensor: Tensor) -> memoryview:
-    return tensor.detach().contiguous().numpy().reshape(-1).view(np.uint8).data
+def _kept(tensor: Tensor, mask: Tensor | None) -> Array:
+    # numpy selects and fills by a mask two to ten times faster than torch does on a CPU.
+    array = tensor.detach().numpy()
+    return array if mask is None else array[mask.numpy()]
+
+
+def _raw(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _bitmap(mask: Mask | Params) -> bytes:
@@ -189,6 +200,6 @@ def _bitmap(mask: Mask | Params) -> bytes:
 
 
 def _count(name: str, value: int) -> int:
-    if not 0 <= value <= MAX_COUNT:
+    if value != int(value) or not 0 <= value <= MAX_COUNT:
         raise WireError(f"{name}={value}: a Count is a whole number from 0 to {MAX_COUNT}.")
     return int(value)

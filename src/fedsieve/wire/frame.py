@@ -21,7 +21,7 @@ _FIXED = struct.Struct("<4sHHI")
 _CHECK = struct.Struct("<Q")
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True):
+class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What is needed to read the sections."""
 
     schema: int  # xxh3-64 of the packed schema

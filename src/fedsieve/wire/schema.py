@@ -23,9 +23,10 @@ DTYPES = {
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 MAX_DIMENSIONS = 8
+MAX_EXTENT = 2**48  # product of the dimensions that are not 0: strides stay far from 2**63
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One tensor of a field."""
 
     name: str
@@ -41,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         return self.count * DTYPES[self.dtype].itemsize
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One field of a message: its role as a word, and its tensors (none for a number)."""
 
     name: str
@@ -49,7 +50,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
 
 
-class Schema(msgspec.Struct, frozen=True, array_like=True):
+class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The layout of a message class with its tensors."""
 
     parts: tuple[Part, ...]
@@ -69,12 +70,22 @@ _known: dict[Any, tuple[Schema, Hash]] = {}
 
 
 def schema_of(message: Any) -> tuple[Schema, Hash]:
-    """The schema of a message and its hash."""
+    """The schema of a message and its hash.
+
+    Raises:
+        WireError: a tensor cannot be sent, or a mask does not fit what it masks.
+    """
     signature = (type(message), tuple(_signature(message)))
     if signature not in _known:
         schema = Schema(tuple(_part(message, name, role) for name, role in fields(type(message))))
-        _known[signature] = schema, xxhash.xxh3_64_intdigest(schema.packed())
+        _check(schema)
+        _known[signature] = schema, hash_of(schema.packed())
     return _known[signature]
+
+
+def hash_of(packed: bytes) -> Hash:
+    """The name of a packed schema in the frames that follow it."""
+    return xxhash.xxh3_64_intdigest(packed)
 
 
 def read_schema(packed: bytes, limit_bytes: int) -> tuple[Schema, Hash]:
@@ -85,20 +96,15 @@ def read_schema(packed: bytes, limit_bytes: int) -> tuple[Schema, Hash]:
     """
     try:
         schema = _decoder.decode(packed)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WireError(f"announced schema is malformed: {error}") from error
-    for part in schema.parts:
-        for entry in part.entries:
-            if entry.dtype not in DTYPES:
-                raise WireError(f"schema: {entry.name} has unknown type {entry.dtype!r}.")
-            if len(entry.shape) > MAX_DIMENSIONS or any(d < 0 for d in entry.shape):
-                raise WireError(f"schema: {entry.name} has an impossible shape {entry.shape}.")
+    _check(schema)
     if schema.tensor_bytes() > limit_bytes:
         raise WireError(
             f"schema: tensors of {schema.tensor_bytes()} bytes announced, "
             f"this receiver takes {limit_bytes}."
         )
-    return schema, xxhash.xxh3_64_intdigest(packed)
+    return schema, hash_of(packed)
 
 
 def check_kind(schema: Schema, kind: type) -> None:
@@ -121,6 +127,27 @@ def role_word(role: Role) -> str:
             return "scalar"
         case _:
             return "count"
+
+
+def _check(schema: Schema) -> None:
+    """Raise WireError unless every tensor is possible and every mask fits what it masks."""
+    masks = {p.name: {e.name: e.shape for e in p.entries} for p in schema.parts if p.role == "bits"}
+    for part in schema.parts:
+        mask = masks.get(part.role.partition("kept:")[2], {})
+        for entry in part.entries:
+            place = f"schema: {part.name}/{entry.name}"
+            if entry.dtype not in DTYPES:
+                raise WireError(f"{place} has unknown type {entry.dtype!r}.")
+            if (
+                len(entry.shape) > MAX_DIMENSIONS
+                or min(entry.shape, default=0) < 0
+                or math.prod(d or 1 for d in entry.shape) > MAX_EXTENT
+            ):
+                raise WireError(f"{place} has an impossible shape {entry.shape}.")
+            if part.role == "bits" and entry.dtype != "b1":
+                raise WireError(f"{place} is a mask of type {entry.dtype!r}, expected 'b1' (bool).")
+            if mask.get(entry.name, entry.shape) != entry.shape:
+                raise WireError(f"{place}: mask of {mask[entry.name]} for {entry.shape}.")
 
 
 def _part(message: Any, name: str, role: Role) -> Part:

@@ -1,0 +1,5 @@
+"""`python -m fedsieve`."""
+
+from fedsieve.cli.app import main
+
+main()

@@ -1,0 +1,176 @@
+"""The command line as a user meets it."""
+
+import json
+
+import pytest
+
+from fedsieve.cli.app import main
+from fedsieve.core.method import registered
+from fedsieve.core.options import name_of
+from fedsieve.models.zoo import MODELS
+
+QUICK = ("--rounds=2", "--clients=4", "--model=mlp(hidden=[8])")
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Call the command line; returns (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["fedsieve", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        code = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_run_without_a_terminal_prints_one_plain_line_per_round(cli):
+    code, out, _ = cli("run", *QUICK)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].startswith("fedavg on digits")
+    assert lines[1].startswith("round 1/2  global 0.")
+    assert "\x1b" not in out
+    assert any(line.startswith("global accuracy") for line in lines)
+
+
+def test_quiet_prints_the_result_alone(cli):
+    code, out, _ = cli("run", *QUICK, "--quiet")
+    assert code == 0
+    assert "round 1/2" not in out
+    assert "fedavg on digits" in out
+
+
+def test_json_is_rows_then_the_summary(cli, tmp_path):
+    code, out, _ = cli("run", *QUICK, "--json", "--out", tmp_path / "run")
+    assert code == 0
+    first, second, summary = map(json.loads, out.splitlines())
+    assert (first["round"], second["round"]) == (1, 2)
+    assert summary == json.loads((tmp_path / "run" / "result.json").read_text())
+    required = (
+        "round seconds clients failed up_bytes down_bytes up_paper_bytes down_paper_bytes "
+        "flops_dense flops_ideal flops_realisable density global_accuracy local_accuracy loss"
+    )
+    assert set(required.split()) <= set(first)
+
+
+def test_a_file_is_overridden_by_options_and_set_reaches_the_method(cli, tmp_path):
+    (tmp_path / "job.toml").write_text(
+        'method = "fedprox"\nrounds = 50\nclients = 4\nmodel = "mlp(hidden=[8])"\n'
+        "[options]\nproximal = 0.5\nlr = 0.2\n"
+    )
+    out = tmp_path / "run"
+    code, _, err = cli(
+        "run", tmp_path / "job.toml", "--rounds=1", "--lr=0.3", "--out", out, "-q",
+        "--set", "optimiser=sgd(momentum=0.9)", "--set", "min_replies=2",
+    )  # fmt: skip
+    assert code == 0, err
+    text = (out / "config.toml").read_text()
+    for line in ("rounds = 1", "proximal = 0.5", "lr = 0.3", "min_replies = 2"):
+        assert line in text
+    assert 'optimiser = "sgd(momentum=0.9, weight_decay=0.0)"' in text
+
+
+def test_a_run_is_resumed_from_its_folder_alone(cli, tmp_path):
+    cli("run", *QUICK, "--out", tmp_path / "run", "-q")
+    code, out, err = cli("run", "--out", tmp_path / "run", "--resume", "--rounds", 3)
+    assert code == 0, err
+    assert "rounds 3-3" in out
+    assert "round 3/3" in out
+
+
+def test_an_interrupted_run_exits_with_130(cli, monkeypatch):
+    from fedsieve.engines.interrupt import Interrupt
+
+    always = property(lambda self: True, lambda self, value: None)
+    monkeypatch.setattr(Interrupt, "is_asked", always, raising=False)
+    code, out, _ = cli("run", *QUICK)
+    assert code == 130
+    assert "after round 1 of 2" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method", "fedprx"], ["unknown method 'fedprx'", "Did you mean 'fedprox'?"]),
+        (["--dataset", "digit"], ["unknown data set 'digit'", "'digits'"]),
+        (["--model", "lenet5_cafe"], ["unknown model", "'lenet5_caffe'"]),
+        (["--partition", "dirichelt(1)"], ["unknown partition", "'dirichlet'"]),
+        (["--partition", "dirichlet(0.5"], ["name(value, key=value)"]),
+        (["--partition", "dirichlet(-1)"], ["alpha", "must be > 0"]),
+        (["--set", "proximl=1"], ["unknown setting or fedavg option 'proximl'"]),
+        (["--set", "roundz=1"], ["Did you mean 'rounds'?"]),
+        (["--set", "novalue"], ["KEY=VALUE"]),
+        (["--rounds", "0"], ["rounds=0", "must be >= 1"]),
+        (["--clients", "4", "--cohort", "5"], ["cohort=5 is more than clients=4"]),
+        (["--clients", "100000"], ["clients"]),
+        (["--lr", "-1"], ["lr=-1.0", "must be > 0"]),
+        (["--set", "lr=fast"], ["lr='fast'", "a number"]),
+        (["--set", "optimiser=adagrd"], ["unknown", "'adagrad'"]),
+        (["--set", "optimiser=adam(beta3=1)"], ["unknown option 'beta3'", "beta1"]),
+        (["--set", "weighting=best"], ["'samples' | 'uniform'"]),
+        (["missing.toml"], ["missing.toml", "cannot be read"]),
+        (["--dataset", "mnist", "--data-root", "nowhere"], ["nowhere", "train-images-idx3-ubyte"]),
+        (["--dataset", "npz:nothing.npz"], ["nothing.npz"]),
+        (["--dataset", "python:json:nothing"], ["json", "nothing"]),
+        (["--model", "lenet5_caffe"], ["lenet5_caffe", "8"]),
+        (["--resume"], ["give --out"]),
+    ],
+)
+def test_bad_input_gets_one_clear_error_and_exit_code_2(cli, arguments, words, tmp_path):
+    code, _, err = cli("run", *arguments)
+    assert code == 2
+    assert "Traceback" not in err
+    text = " ".join(err.split())
+    for word in words:
+        assert word in text
+
+
+def test_methods_are_listed_and_explained(cli):
+    code, out, _ = cli("methods")
+    assert code == 0
+    assert all(name in out for name in registered())
+    code, out, _ = cli("methods", "fedprox")
+    assert "MLSys 2020" in out
+    assert "proximal" in out
+    assert "mu: weight of" in out
+    assert cli("methods", "nothing")[0] == 2
+
+
+def test_datasets_and_models_are_listed(cli, tmp_path):
+    code, out, _ = cli("datasets", "--data-root", tmp_path)
+    assert code == 0
+    assert "digits" in out
+    assert "fashion_mnist" in out
+    code, out, _ = cli("models")
+    assert all(name_of(model) in out for model in MODELS)
+
+
+def test_partition_is_shown_with_the_fingerprint_of_the_run(cli):
+    code, out, _ = cli("partition", "--clients", 6, "--partition", "shards(2)", "--show")
+    assert code == 0
+    fingerprint = out.split("fingerprint ")[1].split()[0]
+    assert len([x for x in out.splitlines() if x.strip()[:1].isdigit()]) == 6
+    _, rows, _ = cli("run", "--clients=6", "--partition=shards(2)", "--rounds=1", "--json")
+    assert json.loads(rows.splitlines()[-1])["partition_fingerprint"] == fingerprint
+
+
+def test_partition_as_json_counts_every_example(cli):
+    _, out, _ = cli("partition", "--clients", 6, "--partition", "dirichlet(0.3)", "--json")
+    shares = [json.loads(line) for line in out.splitlines()]
+    assert len(shares) == 6
+    for share in shares:
+        assert sum(share["classes"]) == share["train"]
+
+
+@pytest.mark.parametrize("command", ["run", "methods", "datasets", "models", "partition"])
+def test_every_command_has_help(cli, command):
+    code, out, _ = cli(command, "--help")
+    assert code == 0
+    assert "Usage" in out

@@ -1,0 +1,214 @@
+"""The round loop: cohorts, failures, observers, announcements, ledgers."""
+
+import dataclasses
+import os
+from typing import NamedTuple
+
+import pytest
+import torch
+from small import rounds_of, small_job
+
+from fedsieve.core import tree
+from fedsieve.core.errors import ConfigError, RoundError
+from fedsieve.core.keys import fold
+from fedsieve.core.message import Count
+from fedsieve.core.method import Cohort, Method
+from fedsieve.engines.pool import Pool
+from fedsieve.engines.post import Link, Post
+from fedsieve.engines.site import Failure, Site, Train
+from fedsieve.methods.fedavg import FedAvg
+from fedsieve.methods.local_only import LocalOnly, Nothing, State
+from fedsieve.wire.codec import encode
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Faulty(FedAvg):
+    """Client data of `bad_size` examples meets an accident."""
+
+    bad_size: int = -1
+    accident: str = "raise"
+
+    def client_update(self, down, state, data, key):
+        up, state, metrics = super().client_update(down, state, data, key)
+        if data.examples != self.bad_size:
+            return up, state, metrics
+        if self.accident == "raise":
+            raise ValueError("sensor unplugged")
+        if self.accident == "nan":
+            name = next(iter(up.weights))
+            spoilt = up.weights | {name: up.weights[name] * float("nan")}
+            return up._replace(weights=spoilt), state, metrics
+        os._exit(9)
+
+
+def faulty_job(accident, **settings):
+    job = small_job(method="fedavg", cohort=5, **settings)
+    sizes = [job.federation.examples(c) for c in range(5)]
+    bad = next(c for c in range(5) if sizes.count(sizes[c]) == 1)
+    method = Faulty(task=job.method.task, lr=0.1, bad_size=sizes[bad], accident=accident)
+    return dataclasses.replace(job, method=method), bad
+
+
+@pytest.mark.parametrize("accident", ["raise", "nan"])
+def test_a_failed_client_is_as_if_absent_and_counted(accident, tmp_path, caplog):
+    job, bad = faulty_job(accident, rounds=1)
+    rounds = rounds_of(job, tmp_path)
+    start = rounds.start()
+    (played,) = rounds.play(start)
+    assert (played.row.clients, played.row.failed) == (4, 1)
+    assert f"client {bad} left out" in caplog.text
+    method = job.method
+    replies = []
+    for client in set(range(5)) - {bad}:
+        down = method.broadcast(start.server, client, fold(0))
+        data = job.federation.batches(client)
+        replies.append(method.client_update(down, (), data, fold(7, "client", 1, client))[0])
+    without = method.server_update(start.server, replies, fold(0))
+    assert tree.equal(played.position.server, without)
+    assert bad not in played.position.links
+    assert {m.client for m in played.messages if m.direction == "up"} == set(range(5)) - {bad}
+
+
+def test_a_dead_worker_costs_one_client_and_is_replaced(tmp_path):
+    job, bad = faulty_job("die", rounds=2)
+    rounds = rounds_of(job, tmp_path)
+    pool = Pool(Site(job.method, job.federation), 2, tuple)
+    rounds.execute = pool
+    try:
+        rows = [played.row for played in rounds.play(rounds.start())]
+    finally:
+        pool.close()
+    assert [(r.clients, r.failed) for r in rows] == [(4, 1), (4, 1)]
+
+
+def test_too_few_replies_stop_the_run_and_say_why(tmp_path):
+    job, bad = faulty_job("raise")
+    rounds = rounds_of(job, tmp_path, min_replies=5)
+    with pytest.raises(RoundError, match=r"4 of 5 .* min_replies=5(.|\n)*sensor unplugged"):
+        list(rounds.play(rounds.start()))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Held(FedAvg):
+    size: int = 2
+
+    def cohort(self, server, size, done):
+        return Cohort(self.size, draw=done // 3)
+
+
+def test_a_cohort_is_held_as_long_as_its_draw(tmp_path):
+    job = small_job(rounds=6, clients=20)
+    rounds = rounds_of(dataclasses.replace(job, method=Held(task=job.method.task)), tmp_path)
+    cohorts = [tuple(sorted({m.client for m in p.messages})) for p in rounds.play(rounds.start())]
+    assert cohorts[0] == cohorts[1] == cohorts[2]
+    assert cohorts[3] == cohorts[4] == cohorts[5]
+    assert cohorts[0] != cohorts[3]
+    assert all(len(c) == 2 for c in cohorts)
+
+
+def test_a_method_cannot_ask_for_more_clients_than_there_are(tmp_path):
+    job = small_job(rounds=1)
+    method = Held(task=job.method.task, size=6)
+    rounds = rounds_of(dataclasses.replace(job, method=method), tmp_path)
+    with pytest.raises(ConfigError, match="cohort of 6, there are 5"):
+        list(rounds.play(rounds.start()))
+
+
+class Tick(NamedTuple):
+    number: Count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Listening(LocalOnly, Method[Nothing, State, Tick, Nothing]):
+    """Everyone hears the broadcast: those outside the cohort count it in `rounds`."""
+
+    def broadcast(self, server, client, key):
+        return Tick(3)
+
+    def observe(self, down, state):
+        return state._replace(rounds=state.rounds + 100 * down.number)
+
+
+def test_clients_outside_the_cohort_observe_and_their_bytes_count(tmp_path):
+    job = small_job(method="local_only", rounds=2)
+    rounds = rounds_of(dataclasses.replace(job, method=Listening(task=job.method.task)), tmp_path)
+    trained = [0] * 5
+    for played in rounds.play(rounds.start()):
+        assert sorted(m.client for m in played.messages if m.direction == "down") == [0, 1, 2, 3, 4]
+        for message in played.messages:
+            trained[message.client] += message.direction == "up"
+    for client in range(5):
+        assert rounds.store.get(client).rounds == trained[client] + 300 * (2 - trained[client])
+
+
+def test_a_schema_is_announced_once_per_client(tmp_path):
+    job = small_job(rounds=3, cohort=5)
+    rounds = rounds_of(job, tmp_path)
+    first, second, third = list(rounds.play(rounds.start()))
+    before = {(m.client, m.direction): m.total_bytes for m in first.messages}
+    after = {(m.client, m.direction): m.total_bytes for m in second.messages}
+    weights = second.position.server.weights
+    for (client, direction), size in after.items():
+        announcing = before[client, direction]
+        assert announcing - size > sum(len(name) for name in weights)  # the names travelled once
+    assert {(m.client, m.direction): m.total_bytes for m in third.messages} == after
+
+
+def test_equal_broadcasts_are_encoded_once():
+    job = small_job()
+    server = job.method.init_server(fold(0, "init"))
+    post = Post(job.method, server, fold(0, "broadcast"))
+    letters = [post.letter(client, Link()) for client in range(3)]
+    assert letters[0] is letters[1] is letters[2]
+    told = post.letter(3, Link(down=letters[0].mark))
+    assert told.schema
+    assert len(told.payload.data) < len(letters[0].payload.data)
+
+
+def test_parts_of_a_message_add_up_and_paper_bytes_are_four_per_value(tmp_path):
+    job = small_job(rounds=1)
+    rounds = rounds_of(job, tmp_path)
+    (played,) = rounds.play(rounds.start())
+    values = sum(v.numel() for v in played.position.server.weights.values())
+    for m in played.messages:
+        assert m.total_bytes == m.header_bytes + m.mask_bytes + m.value_bytes
+        assert m.value_bytes == m.paper_bytes == 4 * values
+    up = [m for m in played.messages if m.direction == "up"]
+    assert played.row.up_bytes == sum(m.total_bytes for m in up)
+    assert played.row.up_paper_bytes == 3 * 4 * values
+
+
+def test_flops_of_a_round_are_three_passes_over_the_data(tmp_path):
+    job = small_job(rounds=1, epochs=2)
+    rounds = rounds_of(job, tmp_path)
+    (played,) = rounds.play(rounds.start())
+    cohort = {m.client for m in played.messages}
+    examples = sum(job.federation.examples(c) for c in cohort)
+    macs = 64 * 12 + 12 * 10
+    assert played.row.flops_dense == played.row.flops_ideal == 3 * macs * examples * 2
+
+
+def test_scores_are_those_of_a_direct_evaluation(tmp_path):
+    job = small_job(rounds=1)
+    rounds = rounds_of(job, tmp_path)
+    (played,) = rounds.play(rounds.start())
+    data, model = job.dataset, played.position.server.weights
+    outputs = job.method.task.predict(model, data.inputs(data.x_test))
+    right = outputs.argmax(1) == data.y_test
+    union = torch.cat(list(job.partition.test))
+    assert played.row.global_accuracy == pytest.approx(float(right[union].float().mean()))
+    own = [float(right[shard].float().mean()) for shard in job.partition.test]
+    assert played.row.local_accuracy == pytest.approx(sum(own) / 5)
+    loss = torch.nn.functional.cross_entropy(outputs[union], data.y_test[union])
+    assert played.row.loss == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_a_site_reports_a_malformed_broadcast_as_the_clients_failure():
+    job = small_job()
+    site = Site(job.method, job.federation)
+    down = job.method.broadcast(job.method.init_server(fold(0, "init")), 0, fold(0))
+    data = bytearray(encode(down).data)
+    data[len(data) // 2] ^= 1
+    answer = site.handle(Train(0, bytes(data), b"", frozenset(), (), fold(0)))
+    assert isinstance(answer, Failure)
+    assert "WireError" in answer.error

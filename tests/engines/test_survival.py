@@ -1,0 +1,143 @@
+"""Nothing is lost: kill -9, Ctrl-C, crashes and half-written files, on real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from small import SETTINGS, steady
+
+import fedsieve
+from fedsieve.core.errors import ResumeError, RoundError
+from fedsieve.ledger.rows import Row
+
+ARGUMENTS = [
+    f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items() if name != "rounds"
+]
+
+
+def start(folder, *more):
+    command = [sys.executable, "-m", "fedsieve", "run", *ARGUMENTS, "--out", str(folder), *more]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+
+
+def wait_for_rows(folder, count, process):
+    rows = folder / "rounds.jsonl"
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        if rows.exists() and rows.read_bytes().count(b"\n") >= count:
+            return
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.01)
+    pytest.fail(f"no {count} rows after two minutes")
+
+
+@pytest.fixture(scope="module", params=["fedopt", "local_only"])
+def uninterrupted(request):
+    return fedsieve.run(**SETTINGS | {"rounds": 60}, method=request.param)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_run_resumes_to_the_same_bits(uninterrupted, workers, tmp_path):
+    folder, method = tmp_path / "run", uninterrupted.config.method
+    run = start(folder, f"--method={method}", "--rounds=60", "--checkpoint-every=3",
+                f"--workers={workers}")  # fmt: skip
+    wait_for_rows(folder, 7, run)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert not (folder / "result.json").exists()
+    with (folder / "rounds.jsonl").open("ab") as file:
+        file.write(b'{"round":')  # a line the crash cut off
+    resumed = fedsieve.run(out=folder, resume=True)
+    assert resumed.summary.model_hash == uninterrupted.summary.model_hash
+    assert steady(resumed.rows) == steady(uninterrupted.rows)
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == list(range(1, 61))
+
+
+def test_ctrl_c_ends_cleanly_and_the_run_goes_on_later(uninterrupted, tmp_path):
+    folder, method = tmp_path / "run", uninterrupted.config.method
+    run = start(folder, f"--method={method}", "--rounds=60")
+    wait_for_rows(folder, 3, run)
+    run.send_signal(signal.SIGINT)
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 130, output
+    result = json.loads((folder / "result.json").read_text())
+    assert 3 <= result["rounds"] < 60
+    assert result["stopped"] == f"after round {result['rounds']} of 60"
+    resumed = fedsieve.run(out=folder, resume=True)
+    assert resumed.summary.model_hash == uninterrupted.summary.model_hash
+
+
+def test_a_run_that_fails_keeps_what_was_done(tmp_path):
+    """Diverging training: every client returns non-finite values at some round."""
+    with pytest.raises(RoundError, match="non-finite"):
+        fedsieve.run(
+            dataset="synthetic(task=values, rows=200, features=50)", clients=4, rounds=200,
+            lr=5.0, out=tmp_path / "run",
+        )  # fmt: skip
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["rounds"] == len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
+    assert result["stopped"].startswith("after round")
+
+
+def test_a_folder_in_use_is_not_written_over(tmp_path):
+    fedsieve.run(**SETTINGS | {"rounds": 1}, out=tmp_path / "run")
+    with pytest.raises(ResumeError, match="--resume, or choose another --out"):
+        fedsieve.run(**SETTINGS | {"rounds": 1}, out=tmp_path / "run")
+
+
+def test_resuming_with_other_settings_is_refused(tmp_path):
+    fedsieve.run(**SETTINGS | {"rounds": 1}, out=tmp_path / "run")
+    with pytest.raises(ResumeError, match="other values of seed, lr"):
+        fedsieve.run(out=tmp_path / "run", resume=True, seed=8, lr=0.3)
+
+
+def test_resume_without_a_folder_is_refused():
+    with pytest.raises(ResumeError, match="give --out"):
+        fedsieve.run(resume=True)
+
+
+def test_a_finished_run_resumes_to_itself_and_can_be_extended(tmp_path):
+    done = fedsieve.run(**SETTINGS, out=tmp_path / "run")
+    again = fedsieve.run(out=tmp_path / "run", resume=True)
+    assert again.summary.model_hash == done.summary.model_hash
+    longer = fedsieve.run(out=tmp_path / "run", resume=True, rounds=6)
+    whole = fedsieve.run(**SETTINGS | {"rounds": 6})
+    assert longer.summary.model_hash == whole.summary.model_hash
+
+
+def test_a_run_folder_holds_a_configuration_that_runs_again(tmp_path):
+    first = fedsieve.run(**SETTINGS, method="fedprox", proximal=0.3, out=tmp_path / "run")
+    from fedsieve.config import read_toml
+
+    again = fedsieve.run(**read_toml(tmp_path / "run" / "config.toml"))
+    assert again.summary.model_hash == first.summary.model_hash
+    assert again.config.options["proximal"] == 0.3
+
+
+def test_files_of_a_run_agree_with_the_result_object(tmp_path):
+    import msgspec
+
+    result = fedsieve.run(**SETTINGS, out=tmp_path / "run")
+    rows = [
+        msgspec.json.decode(line, type=Row)
+        for line in (tmp_path / "run" / "rounds.jsonl").read_bytes().splitlines()
+    ]
+    assert rows == result.rows
+    messages = [json.loads(x) for x in (tmp_path / "run" / "messages.jsonl").open()]
+    up = sum(m["total_bytes"] for m in messages if m["direction"] == "up")
+    assert up == result.summary.up_bytes == sum(row.up_bytes for row in rows)
+    stored = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert stored["model_hash"] == result.summary.model_hash
+    from safetensors.torch import load_file
+
+    from fedsieve.core import tree
+
+    assert tree.digest(load_file(tmp_path / "run" / "model.safetensors")) == stored["model_hash"]

@@ -1,0 +1,217 @@
+"""Closed forms of the EM family (specification fedsparse, sections 1, 6 and 10)."""
+
+import numpy as np
+import pytest
+import torch
+from small import rounds_of, small_job
+from torch import nn
+
+from fedsieve.core import tree
+from fedsieve.core.keys import fold
+from fedsieve.core.message import paper_bytes
+from fedsieve.methods import em, fedmix
+from fedsieve.models.task import ModelTask
+from fedsieve.models.zoo import read_model
+
+
+def final_weights(tmp_path, **settings):
+    job = small_job(**settings)
+    rounds = rounds_of(job, tmp_path, eval_every=10**6)
+    *_, played = rounds.play(rounds.start())
+    return played.position.server
+
+
+def assert_close(a, b, tolerance=1e-6):
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance)
+
+
+def test_one_client_and_one_step_of_fedavg_is_one_sgd_step(tmp_path):
+    job = small_job(method="fedavg", clients=1, cohort=1, rounds=1, steps=1, partition="iid")
+    rounds = rounds_of(job, tmp_path)
+    start = rounds.start()
+    (played,) = rounds.play(start)
+    weights = {n: v.clone().requires_grad_() for n, v in start.server.weights.items()}
+    (batch,) = job.federation.batches(0).work(fold(job.config.seed, "client", 1, 0))
+    hidden = torch.relu(nn.functional.linear(batch.x.flatten(1), *list(weights.values())[:2]))
+    outputs = nn.functional.linear(hidden, *list(weights.values())[2:])
+    gradients = torch.autograd.grad(
+        nn.functional.cross_entropy(outputs, batch.y), list(weights.values())
+    )
+    stepped = {
+        n: (w - 0.1 * g).detach() for (n, w), g in zip(weights.items(), gradients, strict=True)
+    }
+    assert_close(played.position.server.weights, stepped)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_fedavg_takes_the_mean_of_the_replies(weighting):
+    job = small_job(method="fedavg", weighting=weighting)
+    server = job.method.init_server(fold(0, "init"))
+    locals_ = [{n: v + k for n, v in server.weights.items()} for k in (1.0, 2.0, 4.0)]
+    replies = [em.Up(w, count) for w, count in zip(locals_, (10, 30, 60), strict=True)]
+    mean = job.method.server_update(server, replies, fold(0, "server")).weights
+    by_hand = (10 * 1 + 30 * 2 + 60 * 4) / 100 if weighting == "samples" else (1 + 2 + 4) / 3
+    assert_close(mean, {n: v + by_hand for n, v in server.weights.items()})
+
+
+def test_fedprox_without_tie_is_fedavg(tmp_path):
+    prox = final_weights(tmp_path / "a", method="fedprox", proximal=0.0)
+    plain = final_weights(tmp_path / "b", method="fedavg")
+    assert tree.equal(prox.weights, plain.weights)
+
+
+def test_the_first_proximal_step_ignores_the_prior(tmp_path):
+    """Its gradient is 0 at the server's weights."""
+    settings = {"rounds": 1, "steps": 1}
+    prox = final_weights(tmp_path / "a", method="fedprox", proximal=5.0, **settings)
+    plain = final_weights(tmp_path / "b", method="fedavg", **settings)
+    assert_close(prox.weights, plain.weights)
+
+
+def test_a_strong_tie_keeps_clients_near_the_server(tmp_path):
+    start = small_job().method.init_server(fold(7, "init")).weights
+    moved = [
+        float(tree.sq_dist(final_weights(tmp_path / f"{mu}", method="fedprox", proximal=mu,
+                                         rounds=1, epochs=5).weights, start))
+        for mu in (0.0, 1.0, 5.0)
+    ]  # fmt: skip
+    assert moved[0] > moved[1] > moved[2]
+
+
+def test_fedopt_with_sgd_of_rate_one_is_fedavg(tmp_path):
+    server = final_weights(tmp_path / "a", method="fedopt", server_optimiser="sgd", server_lr=1.0)
+    assert_close(server.weights, final_weights(tmp_path / "b", method="fedavg").weights, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "reference"),
+    [
+        ("sgd(momentum=0.9)", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+        ("adam", lambda p: torch.optim.Adam(p, lr=0.1)),
+        ("adagrad", lambda p: torch.optim.Adagrad(p, lr=0.1)),
+        ("adamax", lambda p: torch.optim.Adamax(p, lr=0.1)),
+    ],
+)
+def test_fedopt_steps_like_torch_on_the_mean_difference(spelled, reference):
+    job = small_job(method="fedopt", server_optimiser=spelled, server_lr=0.1)
+    server = job.method.init_server(fold(0, "init"))
+    weights = {n: v.clone().requires_grad_() for n, v in server.weights.items()}
+    optimiser = reference(list(weights.values()))
+    for number in range(3):
+        shifts = (0.5 * (number + 1), -1.0)
+        replies = [em.Up({n: v + s for n, v in server.weights.items()}, 5) for s in shifts]
+        for name, value in weights.items():
+            value.grad = value.detach() - (server.weights[name] + sum(shifts) / 2)
+        optimiser.step()
+        server = job.method.server_update(server, replies, fold(0, "server"))
+        assert_close(server.weights, {n: w.detach() for n, w in weights.items()}, 1e-5)
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+def test_fedmedian_takes_the_coordinate_wise_median(count):
+    job = small_job(method="fedmedian", weighting="uniform")
+    server = job.method.init_server(fold(0, "init"))
+    generator = np.random.default_rng(count)
+    locals_ = [
+        {n: torch.from_numpy(generator.normal(size=v.shape).astype(np.float32))
+         for n, v in server.weights.items()}
+        for _ in range(count)
+    ]  # fmt: skip
+    after = job.method.server_update(server, [em.Up(w, 1) for w in locals_], fold(0, "server"))
+    for name in server.weights:
+        expected = np.median(np.stack([w[name].numpy() for w in locals_]), axis=0)
+        np.testing.assert_allclose(after.weights[name].numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_one_component_mixture_is_fedavg(tmp_path):
+    mixed = final_weights(
+        tmp_path / "a", method="fedmix", components=1, precision=1e-12, weighting="samples"
+    )
+    plain = small_job(method="fedavg")
+    rounds = rounds_of(plain, tmp_path / "b", eval_every=10**6)
+    start = rounds.start()
+    common = small_job(method="fedmix", components=1).method.init_server(fold(7, "init"))
+    weights = tree.unstack(common.components)[0]
+    *_, played = rounds.play(start._replace(server=start.server._replace(weights=weights)))
+    assert_close(tree.unstack(mixed.components)[0], played.position.server.weights, 1e-5)
+
+
+def test_mixture_m_step_follows_the_responsibilities():
+    job = small_job(method="fedmix", components=2, precision=0.5, pseudo_count=0.0)
+    server = job.method.init_server(fold(0, "init"))
+    shares = torch.tensor([0.25, 0.75])
+    server = server._replace(shares=shares)
+    centres = tree.unstack(server.components)
+    size = sum(v.numel() for v in centres[0].values())
+    locals_ = [
+        {n: v + d / size**0.5 for n, v in centres[k].items()} for k, d in ((0, 1.0), (1, 2.0))
+    ]
+    after = job.method.server_update(server, [fedmix.Up(w, 9) for w in locals_], fold(0, "server"))
+    joint = np.array([
+        [np.log(float(shares[k])) - 0.25 * float(tree.sq_dist(w, centres[k])) for k in (0, 1)]
+        for w in locals_
+    ])  # fmt: skip
+    r = np.exp(joint - joint.max(1, keepdims=True))
+    r /= r.sum(1, keepdims=True)
+    for k, centre in enumerate(tree.unstack(after.components)):
+        expected = {
+            n: (r[0, k] * locals_[0][n] + r[1, k] * locals_[1][n]) / r[:, k].sum() for n in centre
+        }
+        assert_close(centre, {n: v.float() for n, v in expected.items()}, 1e-5)
+    np.testing.assert_allclose(after.shares.numpy(), r.mean(0), rtol=1e-5)
+
+
+def test_mixture_components_start_apart_and_predict_as_their_ensemble():
+    job = small_job(method="fedmix", components=3)
+    server = job.method.init_server(fold(0, "init"))
+    first, second, third = tree.unstack(server.components)
+    assert not tree.equal(first, second)
+    assert not tree.equal(second, third)
+    x = next(job.federation.batches(0).ordered()).x
+    mixed = job.method.predict(job.method.deploy(server, ()), x).exp()
+    single = [job.method.task.predict(c, x).softmax(-1) for c in (first, second, third)]
+    torch.testing.assert_close(mixed, sum(single) / 3)
+    torch.testing.assert_close(mixed.sum(-1), torch.ones(len(x)))
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(self.fc(x))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedopt", "fedmedian"])
+def test_statistics_of_norm_layers_are_averaged_by_every_prior(name):
+    cls = type(small_job(method=name).method)
+    method = cls(task=ModelTask(Normed, "classes", (6,)))
+    server = method.init_server(fold(0, "init"))
+    replies = []
+    for count, value in ((1, 3.0), (3, 7.0)):
+        weights = {n: v.clone() for n, v in server.weights.items()}
+        weights["norm.running_var"] = torch.full((4,), value)
+        replies.append(em.Up(weights, count))
+    after = method.server_update(server, replies, fold(0, "server"))
+    torch.testing.assert_close(after.weights["norm.running_var"], torch.full((4,), 6.0))
+    assert "norm.running_var" not in "".join(after.moments)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes", "rounds", "gib"),
+    [
+        ("lenet5_wide", (3, 32, 32), 10, 1000, 65.5),
+        ("lenet5_wide", (1, 28, 28), 62, 6000, 272.1),
+        ("resnet20_gn", (3, 32, 32), 100, 6000, 123.2),
+    ],
+)
+def test_fedavg_totals_of_the_em_paper_follow_from_its_formula(model, shape, classes, rounds, gib):
+    task = ModelTask(lambda: read_model(model).build(shape, classes), "classes", shape)
+    weights = task.init_params(fold(0, "init"))
+    down, up = em.Down(weights, 0), em.Up(weights, 0)
+    total = rounds * 10 * (paper_bytes(down) + paper_bytes(up))
+    assert round(total / 2**30, 1) == gib

@@ -1,0 +1,131 @@
+"""Bad settings and bad data: always a FedsieveError that names the place."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fedsieve
+from fedsieve.config import SETTINGS, Config, field_notes, make, method_options, to_toml
+from fedsieve.core.errors import ConfigError, DataError, FedsieveError
+from fedsieve.core.method import registered
+from fedsieve.job import build
+
+NONSENSE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-10, 10),
+    st.floats(allow_nan=True),
+    st.text(max_size=12),
+    st.lists(st.integers(), max_size=3),
+    st.sampled_from(["auto", "none", "dirichlet(0)", "adam(", "mlp(hidden=[0])", "iid()", "1e400"]),
+)
+FAST = {"dataset": "digits", "model": "linear", "rounds": 1, "clients": 3}
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    method=st.sampled_from(sorted(registered())),
+    data=st.data(),
+)
+def test_nonsense_settings_raise_only_our_errors(method, data):
+    names = [n for n in SETTINGS if n not in {"method", "workers", "data_root"}]
+    names += list(method_options(registered()[method]))
+    chosen = data.draw(st.dictionaries(st.sampled_from(names), NONSENSE, max_size=3))
+    try:
+        job = build(make(FAST | {"method": method} | chosen))
+    except FedsieveError as error:
+        assert str(error)
+    else:
+        assert to_toml(job.config)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"rounds": -1}, "rounds=-1"),
+        ({"rounds": 1.5}, "rounds=1.5"),
+        ({"rounds": "many"}, "whole number"),
+        ({"rounds": True}, "whole number"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"workers": 0}, "workers=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"validation": 0.95}, "validation"),
+        ({"clients": 4, "cohort": 5}, "cohort=5 is more than clients=4"),
+        ({"cohort": 2, "min_replies": 3}, "no round could ever be accepted"),
+        ({"options": 3}, "table"),
+        ({"method": "nothing"}, "unknown method"),
+        ({"drop_last": "perhaps"}, "true or false"),
+    ],
+)
+def test_a_bad_setting_is_named(bad, words):
+    with pytest.raises(ConfigError, match=words):
+        make(bad)
+
+
+def test_every_setting_and_option_says_what_it_is():
+    assert set(field_notes(Config)) >= set(SETTINGS)
+    for cls in registered().values():
+        assert set(field_notes(cls)) >= set(method_options(cls)), cls
+
+
+def test_a_complete_configuration_reads_back_as_itself():
+    import tomllib
+
+    job = build(make(FAST | {"method": "fedopt", "server_optimiser": "yogi(eps=0.01)"}))
+    assert job.config == dataclasses.replace(build(make(tomllib.loads(to_toml(job.config)))).config)
+
+
+def digits(**changes):
+    from fedsieve.core.keys import fold
+    from fedsieve.data.sources import load
+
+    return dataclasses.replace(load("digits", None, fold(0)), name="mine", **changes)
+
+
+def test_nan_in_the_data_is_found_before_training():
+    x = torch.zeros(20, 3)
+    x[7, 1] = float("nan")
+    y = torch.arange(20) % 2
+    bad = fedsieve.Dataset("mine", x, y, x[:5].nan_to_num(), y[:5], "classes", 2, "rows")
+    with pytest.raises(DataError, match="x.*7"):
+        fedsieve.run(dataset=bad, rounds=1, clients=2)
+
+
+def test_one_class_clients_train(tmp_path):
+    result = fedsieve.run(partition="shards(1)", clients=10, cohort=10, rounds=1, model="linear")
+    assert result.rows[0].failed == 0
+
+
+def test_more_clients_than_examples_is_a_data_error():
+    with pytest.raises(DataError, match="clients"):
+        fedsieve.run(clients=5000, rounds=1)
+
+
+def test_own_model_and_data_run_from_python():
+    class Tiny(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = torch.nn.Linear(64, 10)
+
+        def forward(self, x):
+            return self.fc(x.flatten(1))
+
+    first = fedsieve.run(dataset=digits(), model=Tiny, clients=3, rounds=1)
+    assert first.config.model == "object:Tiny"
+    assert first.config.dataset == "object:mine"
+    instance = fedsieve.run(dataset=digits(), model=Tiny(), clients=3, rounds=1)
+    assert instance.model.keys() == first.model.keys()
+
+
+def test_results_do_not_depend_on_torch_threads_and_leave_them_alone():
+    torch.set_num_threads(2)
+    try:
+        two = fedsieve.run(rounds=1, clients=3).summary.model_hash
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert fedsieve.run(rounds=1, clients=3).summary.model_hash == two
