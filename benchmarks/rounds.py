@@ -34,15 +34,15 @@ from fedsieve.engines.rounds import Plan, Rounds
 from fedsieve.engines.site import Executor, Site
 from fedsieve.engines.store import ClientStore
 from fedsieve.job import Job, build
-from fedsieve.models.zoo import read_model
 
 NEVER = 10**9
-WORKLOADS = {
+WORKLOADS: dict[str, dict[str, str | int | float]] = {
     "A": {
         "dataset": "fashion_mnist",
         "model": "lenet5_caffe",
         "partition": "dirichlet(0.2)",
         "clients": 100,
+        "epochs": 1,
         "batch_size": 64,
         "lr": 0.05,
     },
@@ -51,18 +51,37 @@ WORKLOADS = {
         "model": "linear",
         "partition": "iid",
         "clients": 100,
+        "epochs": 1,
         "batch_size": 20,
         "lr": 0.05,
     },
 }
 
 
+class LeNet(nn.Module):
+    """LeNet-5-Caffe in its usual order of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 20, 5, bias=False)
+        self.conv2 = nn.Conv2d(20, 50, 5, bias=False)
+        self.fc1 = nn.Linear(800, 500, bias=False)
+        self.fc2 = nn.Linear(500, 10, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(nn.functional.relu(self.conv1(x)), 2)
+        x = nn.functional.max_pool2d(nn.functional.relu(self.conv2(x)), 2)
+        return self.fc2(nn.functional.relu(self.fc1(x.flatten(1))))  # type: ignore[no-any-return]
+
+
 def by_hand(job: Job, lr: float) -> Iterator[float]:
     """FedAvg as one writes it without a framework; yields the norm after every round."""
     dataset, shards = job.dataset, job.partition.train
-    x = dataset.inputs(dataset.x).contiguous()
-    model = read_model(job.config.model).build(dataset.input_shape, dataset.num_outputs)
-    weights: dict[str, Tensor] = job.method.init_server(fold(0, "init")).weights
+    inputs = dataset.inputs(dataset.x)
+    x = torch.empty(inputs.shape).copy_(inputs)  # plain NCHW strides, as a loader would give
+    model = LeNet() if len(dataset.input_shape) == 3 else nn.Linear(1000, 10, bias=False)
+    start: dict[str, Tensor] = job.method.init_server(fold(0, "init")).weights
+    weights = dict(zip(model.state_dict(), start.values(), strict=True))
     for number in range(1, NEVER):
         cohort = keys.sample(fold(0, "cohort", number - 1), len(shards), 10)
         total = sum(len(shards[client]) for client in cohort)
@@ -86,7 +105,7 @@ def by_hand(job: Job, lr: float) -> Iterator[float]:
 def by_fedsieve(job: Job, execute: Executor) -> Iterator[float]:
     """The engine as `fedsieve run` uses it, evaluation apart."""
     with tempfile.TemporaryDirectory() as folder:
-        store = ClientStore(Path(folder), lambda client: (), 10**9)
+        store = ClientStore(Path(folder), lambda _: (), 10**9)
         plan = Plan(seed=0, rounds=NEVER, cohort=10, eval_every=NEVER, min_replies=1)
         rounds = Rounds(job.method, job.federation, plan, store, execute)
         for played in rounds.play(rounds.start()):
@@ -100,8 +119,7 @@ def by_pfl(job: Job, lr: float) -> Iterator[float] | None:
         return None
     from pfl_rounds import rounds  # noqa: PLC0415 - an optional contestant
 
-    found: Iterator[float] = rounds(job, lr)
-    return found
+    return rounds(job, lr)
 
 
 def norm(weights: dict[str, Tensor]) -> float:
@@ -126,7 +144,8 @@ def race(contestants: dict[str, Iterator[float]], rounds: int) -> dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    form = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
     arguments = parser.parse_args()

@@ -1,6 +1,7 @@
 """Bad settings and bad data: always a FedsieveError that names the place."""
 
 import dataclasses
+import tomllib
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 import fedsieve
 from fedsieve.config import SETTINGS, Config, field_notes, make, method_options, to_toml
 from fedsieve.core.errors import ConfigError, DataError, FedsieveError
+from fedsieve.core.keys import fold
 from fedsieve.core.method import registered
+from fedsieve.data.sources import load
 from fedsieve.job import build
 
 NONSENSE = st.one_of(
@@ -36,10 +39,9 @@ def test_nonsense_settings_raise_only_our_errors(method, data):
     chosen = data.draw(st.dictionaries(st.sampled_from(names), NONSENSE, max_size=3))
     try:
         job = build(make(FAST | {"method": method} | chosen))
-    except FedsieveError as error:
-        assert str(error)
-    else:
-        assert to_toml(job.config)
+    except FedsieveError:
+        return
+    assert to_toml(job.config)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +75,11 @@ def test_every_setting_and_option_says_what_it_is():
 
 
 def test_a_complete_configuration_reads_back_as_itself():
-    import tomllib
-
     job = build(make(FAST | {"method": "fedopt", "server_optimiser": "yogi(eps=0.01)"}))
     assert job.config == dataclasses.replace(build(make(tomllib.loads(to_toml(job.config)))).config)
 
 
 def digits(**changes):
-    from fedsieve.core.keys import fold
-    from fedsieve.data.sources import load
-
     return dataclasses.replace(load("digits", None, fold(0)), name="mine", **changes)
 
 
@@ -91,7 +88,7 @@ def test_nan_in_the_data_is_found_before_training():
     x[7, 1] = float("nan")
     y = torch.arange(20) % 2
     bad = fedsieve.Dataset("mine", x, y, x[:5].nan_to_num(), y[:5], "classes", 2, "rows")
-    with pytest.raises(DataError, match="x.*7"):
+    with pytest.raises(DataError, match=r"x.*7"):
         fedsieve.run(dataset=bad, rounds=1, clients=2)
 
 

@@ -30,10 +30,10 @@ class Config:
     partition: str = "auto"  # how data is split over clients; see `fedsieve partition --help`
     clients: int | None = None  # how many (20; natural partitions: all there are)
     cohort: int | None = None  # how many take part in a round (10, or all if fewer)
-    rounds: int = 20  # communication rounds
-    epochs: int = 1  # passes over a client's data in a round
+    rounds: int = 30  # communication rounds
+    epochs: int = 2  # passes over a client's data in a round
     steps: int | None = None  # mini-batches in a round, in place of epochs
-    batch_size: int = 32  # examples in a mini-batch
+    batch_size: int = 16  # examples in a mini-batch
     drop_last: bool = False  # leave out a short last mini-batch
     validation: float = 0.0  # share of each client's training data held out
     seed: int = 0  # everything random follows from it

@@ -7,6 +7,7 @@ import pytest
 from fedsieve.cli.app import main
 from fedsieve.core.method import registered
 from fedsieve.core.options import name_of
+from fedsieve.engines.interrupt import Interrupt
 from fedsieve.models.zoo import MODELS
 
 QUICK = ("--rounds=2", "--clients=4", "--model=mlp(hidden=[8])")
@@ -86,8 +87,6 @@ def test_a_run_is_resumed_from_its_folder_alone(cli, tmp_path):
 
 
 def test_an_interrupted_run_exits_with_130(cli, monkeypatch):
-    from fedsieve.engines.interrupt import Interrupt
-
     always = property(lambda self: True, lambda self, value: None)
     monkeypatch.setattr(Interrupt, "is_asked", always, raising=False)
     code, out, _ = cli("run", *QUICK)

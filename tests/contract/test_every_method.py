@@ -4,15 +4,16 @@ import dataclasses
 
 import pytest
 import torch
-from small import METHODS, SETTINGS, rounds_of, small_job, steady
 
 import fedsieve
 from fedsieve.core import masks, tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Kept, fields
 from fedsieve.core.method import message_types
+from fedsieve.engines import blob
 from fedsieve.ledger.flops import density
 from fedsieve.wire.codec import Decoder, encode
+from small import METHODS, SETTINGS, rounds_of, small_job, steady
 
 pytestmark = pytest.mark.parametrize("name", METHODS)
 
@@ -85,8 +86,6 @@ def test_messages_survive_the_wire(name):
 
 
 def test_trees_survive_the_disk(name, tmp_path):
-    from fedsieve.engines import blob
-
     _, server, _, _, _, after, _ = one_exchange(name)
     for value in (server, after):
         assert tree.equal(blob.unpack(type(value), blob.pack(value)), value)

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsieve.core.keys import Key, fold, generator, normal, permutation, sample, torch_seed, uniform
+from fedsieve.core.keys import (
+    Key,
+    fold,
+    generator,
+    normal,
+    permutation,
+    sample,
+    torch_seed,
+    uniform,
+)
 
 keys = st.integers(0, 2**64 - 1).map(Key)
 parts = st.one_of(st.integers(-(2**100), 2**100), st.text(max_size=4))
@@ -59,7 +68,7 @@ def test_keys_fit_64_bits_and_use_the_top_ones():
 def test_uniform_draws_have_the_moments_of_the_unit_interval():
     count = 200_000
     draws = uniform(fold(0, "uniform"), (count,)).double()
-    assert 0 <= draws.min()
+    assert draws.min() >= 0
     assert draws.max() < 1
     # Five standard errors: the mean has sd sqrt(1/12/n), the mean square sqrt((1/5 - 1/9)/n).
     assert abs(draws.mean() - 1 / 2) < 5 * math.sqrt(1 / 12 / count)

@@ -168,7 +168,10 @@ def test_size_counts_tensor_bytes_only():
 def test_weighted_mean_is_numpy_s_average_and_leaves_its_inputs_alone(pairs):
     values, weights = (np.array(column) for column in zip(*pairs, strict=True))
     grid = values[:, None] * np.array([1.0, -2.0, 0.5])
-    models = [{"w": torch.from_numpy(row), "b": torch.tensor(v)} for row, v in zip(grid, values)]
+    models = [
+        {"w": torch.from_numpy(row), "b": torch.tensor(v)}
+        for row, v in zip(grid, values, strict=True)
+    ]
     before = tree.clone(tuple(models))
     mean = tree.weighted_mean(zip(models, weights.tolist(), strict=True))
     np.testing.assert_allclose(mean["w"], np.average(grid, axis=0, weights=weights), atol=1e-12)

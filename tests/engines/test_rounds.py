@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from small import rounds_of, small_job
 
 from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError, RoundError
@@ -19,6 +18,7 @@ from fedsieve.engines.site import Failure, Site, Train
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.methods.local_only import LocalOnly, Nothing, State
 from fedsieve.wire.codec import encode
+from small import rounds_of, small_job
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def test_a_failed_client_is_as_if_absent_and_counted(accident, tmp_path, caplog)
 
 
 def test_a_dead_worker_costs_one_client_and_is_replaced(tmp_path):
-    job, bad = faulty_job("die", rounds=2)
+    job, _ = faulty_job("die", rounds=2)
     rounds = rounds_of(job, tmp_path)
     pool = Pool(Site(job.method, job.federation), 2, tuple)
     rounds.execute = pool
@@ -82,7 +82,7 @@ def test_a_dead_worker_costs_one_client_and_is_replaced(tmp_path):
 
 
 def test_too_few_replies_stop_the_run_and_say_why(tmp_path):
-    job, bad = faulty_job("raise")
+    job, _ = faulty_job("raise")
     rounds = rounds_of(job, tmp_path, min_replies=5)
     with pytest.raises(RoundError, match=r"4 of 5 .* min_replies=5(.|\n)*sensor unplugged"):
         list(rounds.play(rounds.start()))

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import pytest
-from small import SETTINGS, steady
+from safetensors.torch import load_file
 
 import fedsieve
+from fedsieve.config import read_toml
+from fedsieve.core import tree
 from fedsieve.core.errors import ResumeError, RoundError
 from fedsieve.ledger.rows import Row
+from small import SETTINGS, steady
 
 ARGUMENTS = [
     f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items() if name != "rounds"
@@ -115,16 +119,12 @@ def test_a_finished_run_resumes_to_itself_and_can_be_extended(tmp_path):
 
 def test_a_run_folder_holds_a_configuration_that_runs_again(tmp_path):
     first = fedsieve.run(**SETTINGS, method="fedprox", proximal=0.3, out=tmp_path / "run")
-    from fedsieve.config import read_toml
-
     again = fedsieve.run(**read_toml(tmp_path / "run" / "config.toml"))
     assert again.summary.model_hash == first.summary.model_hash
     assert again.config.options["proximal"] == 0.3
 
 
 def test_files_of_a_run_agree_with_the_result_object(tmp_path):
-    import msgspec
-
     result = fedsieve.run(**SETTINGS, out=tmp_path / "run")
     rows = [
         msgspec.json.decode(line, type=Row)
@@ -136,8 +136,4 @@ def test_files_of_a_run_agree_with_the_result_object(tmp_path):
     assert up == result.summary.up_bytes == sum(row.up_bytes for row in rows)
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
     assert stored["model_hash"] == result.summary.model_hash
-    from safetensors.torch import load_file
-
-    from fedsieve.core import tree
-
     assert tree.digest(load_file(tmp_path / "run" / "model.safetensors")) == stored["model_hash"]

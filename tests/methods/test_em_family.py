@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from small import rounds_of, small_job
 from torch import nn
 
 from fedsieve.core import tree
@@ -12,6 +11,7 @@ from fedsieve.core.message import paper_bytes
 from fedsieve.methods import em, fedmix
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo import read_model
+from small import rounds_of, small_job
 
 
 def final_weights(tmp_path, **settings):

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+import rich.live
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedsieve.api import Watcher
 from fedsieve.config import Config
@@ -22,6 +24,7 @@ class _Shown(Watcher):
         self.total, self.done = 0, 0
         self.up_bytes, self.down_bytes = 0, 0
         self._started, self._at_start = 0.0, 0
+        self._scores: dict[str, float] = {}  # the newest ones
 
     def started(self, config: Config, done: list[Row]) -> None:
         self.total, self.done, self._at_start = config.rounds, len(done), len(done)
@@ -40,11 +43,11 @@ class _Shown(Watcher):
         return elapsed / max(self.done - self._at_start, 1) * (self.total - self.done)
 
     def text(self, row: Row) -> str:
-        parts = []
         if row.global_accuracy is not None:
-            parts.append(f"global {row.global_accuracy:.4f}")
+            self._scores["global"] = row.global_accuracy
         if row.local_accuracy is not None:
-            parts.append(f"local {row.local_accuracy:.4f}")
+            self._scores["local"] = row.local_accuracy
+        parts = [f"{name} {value:.4f}" for name, value in self._scores.items()]
         parts.append(f"up {megabytes(self.up_bytes)} down {megabytes(self.down_bytes)}")
         parts.append(f"density {row.density:.3f}")
         if row.failed:
@@ -70,42 +73,47 @@ class Lines(_Shown):
 
 
 class Live(_Shown):
-    """A progress bar that follows rounds and, within a round, clients."""
+    """A progress bar that follows rounds and, within a round, clients; figures below it."""
 
     def __init__(self) -> None:
         super().__init__()
-        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}")
-        self._progress = Progress(*columns, console=Console(stderr=True))
-        self._task = self._progress.add_task("starting", total=1, text="")
-        self._text = ""
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}")
+        )
+        self._task = self._bar.add_task("starting", total=1, left="")
+        self._figures = Text("", no_wrap=True)
+        self._live = rich.live.Live(
+            Group(self._bar, self._figures), console=Console(stderr=True), refresh_per_second=8
+        )
 
     @property
     def is_terminal(self) -> bool:
-        return self._progress.console.is_terminal
+        return self._live.console.is_terminal
 
     def started(self, config: Config, done: list[Row]) -> None:
         super().started(config, done)
-        self._progress.update(self._task, total=config.rounds, completed=len(done))
+        self._bar.update(self._task, total=config.rounds, completed=len(done))
 
     def replied(self, count: int, of: int) -> None:
-        self._progress.update(
+        self._bar.update(
             self._task,
             description=f"round {self.done + 1}/{self.total}",
             completed=self.done + count / of,
-            text=self._text or f"client {count}/{of}",
         )
 
     def finished_round(self, row: Row) -> None:
         super().finished_round(row)
-        self._text = f"{self.text(row)}  {duration(self.seconds_left)} left"
-        self._progress.update(self._task, completed=row.round, text=self._text)
+        self._figures.plain = self.text(row)
+        self._bar.update(
+            self._task, completed=row.round, left=f"{duration(self.seconds_left)} left"
+        )
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(self, *exit_: object) -> None:
-        self._progress.stop()
+        self._live.stop()
 
 
 class Rows(Watcher):

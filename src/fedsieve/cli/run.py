@@ -57,13 +57,11 @@ def run(
     the options here; `--set` reaches everything else, e.g. `--set proximal=0.1`
     `--set "optimiser=adam(weight_decay=1e-4)"`.
 
-    Examples:
-        fedsieve run --method fedprox --rounds 50 --set proximal=0.1 --out runs/prox
-
-        fedsieve run --out runs/prox --resume --rounds 100
-
-        fedsieve run --dataset fashion_mnist --model lenet5_caffe --partition "dirichlet(0.2)"
-        --clients 100 --cohort 10 --workers 2
+    ```
+    fedsieve run --method fedprox --rounds 50 --set proximal=0.1 --out runs/prox
+    fedsieve run --out runs/prox --resume --rounds 100
+    fedsieve run --dataset fashion_mnist --partition "dirichlet(0.2)" --clients 100 --workers 2
+    ```
     """
     given = {
         "method": method,

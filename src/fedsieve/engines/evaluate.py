@@ -1,5 +1,6 @@
 """Evaluation: the global model on the union of test shards, personal ones each on its own."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -38,12 +39,9 @@ def evaluate(
         common = _tallies([Evaluate(model, piece) for piece in pieces if piece], execute)
     own = common
     if method.personal and not is_pooled:
-        requests = []
-        for shard in shards:
-            personal = method.deploy(server, store.get(shard))
-            if personal is not None:
-                requests.append(Evaluate(personal, (shard,)))
-        own = _tallies(requests, execute)
+        # One at a time: thousands of personal models need not be in memory together.
+        personal = ((method.deploy(server, store.get(shard)), shard) for shard in shards)
+        own = _tallies((Evaluate(m, (shard,)) for m, shard in personal if m is not None), execute)
     if own is None:
         return Scores(None, None, None)
     whole = (own if common is None else common).sum(0)
@@ -57,7 +55,7 @@ def evaluate(
 _PIECES = 8  # enough to keep a few workers busy to the end
 
 
-def _tallies(requests: list[Evaluate], execute: Executor) -> Tensor:
+def _tallies(requests: Iterable[Evaluate], execute: Executor) -> Tensor:
     found: dict[int, Tensor] = {}
     for response in execute(requests):
         if not isinstance(response, Tallies):

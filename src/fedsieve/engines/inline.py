@@ -1,6 +1,6 @@
 """The in-line executor: one client after the other in this process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from fedsieve.engines.site import Request, Response, Site
 
@@ -11,7 +11,7 @@ class Inline:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def __call__(self, requests: Sequence[Request]) -> Iterator[Response]:
+    def __call__(self, requests: Iterable[Request]) -> Iterator[Response]:
         return map(self._site.handle, requests)
 
     def close(self) -> None:

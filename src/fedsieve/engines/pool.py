@@ -7,7 +7,7 @@ A broadcast crosses to each worker once. Pipes carry msgpack headers and safeten
 
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -33,15 +33,17 @@ class Pool:
         self._site, self._state_kind = site, state_kind
         self._workers = [_Worker(site, state_kind) for _ in range(workers)]
 
-    def __call__(self, requests: Sequence[Request]) -> Iterator[Response]:
-        waiting = list(requests)[::-1]
+    def __call__(self, requests: Iterable[Request]) -> Iterator[Response]:
+        waiting = iter(requests)
         idle = list(self._workers)
         busy: dict[Any, tuple[_Worker, Request]] = {}  # by connection
-        while waiting or busy:
-            while waiting and idle:
-                worker, request = idle.pop(), waiting.pop()
+        while True:
+            while idle and (request := next(waiting, None)) is not None:
+                worker = idle.pop()
                 worker.send(request)
                 busy[worker.connection] = worker, request
+            if not busy:
+                return
             for connection in wait(list(busy)):
                 worker, request = busy.pop(connection)
                 try:

@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -65,7 +65,7 @@ class Tallies(NamedTuple):
 
 Request: TypeAlias = Train | Evaluate
 Response: TypeAlias = Reply | Failure | Tallies
-Executor: TypeAlias = Callable[[Sequence[Request]], Iterable[Response]]
+Executor: TypeAlias = Callable[[Iterable[Request]], Iterable[Response]]
 
 
 class Site:

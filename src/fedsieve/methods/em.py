@@ -43,7 +43,7 @@ class HardEM(Method[Server, tuple[()], Down, Up]):
     """Local MAP estimates under a prior around the server's weights, then the prior's M-step."""
 
     task: Task
-    lr: float = 0.05  # client learning rate
+    lr: float = 0.1  # client learning rate
     schedule: Schedule = Constant()  # of the client learning rate, over rounds
     optimiser: Optimiser = SGD()  # of the client; fresh in every round
     weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally

@@ -45,7 +45,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     task: Task
     target_density: float = 0.1  # rho: share of maskable weights kept
     start: Literal["init", "zero"] = "init"  # the m largest of a usual initialisation, or all 0
-    lr: float = 0.05  # client learning rate
+    lr: float = 0.1  # client learning rate
     schedule: Schedule = Constant()  # of the client learning rate, over rounds
     optimiser: Optimiser = SGD()  # of the client; fresh in every round
     weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally

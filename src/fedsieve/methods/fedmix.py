@@ -55,7 +55,7 @@ class FedMix(Method[Server, State, Down, Up]):
     components: int = 2  # K
     precision: float = 1.0  # lam: -log p is per summed loss, so it counts lam / n_k beside the mean
     pseudo_count: float = 1.0  # clients added to each component when shares are estimated
-    lr: float = 0.05  # client learning rate
+    lr: float = 0.1  # client learning rate
     schedule: Schedule = Constant()  # of the client learning rate, over rounds
     optimiser: Optimiser = SGD()  # of the client; fresh in every round
     weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally

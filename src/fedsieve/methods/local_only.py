@@ -34,7 +34,7 @@ class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
 
     task: Task
     personal: ClassVar[bool] = True
-    lr: float = 0.05  # learning rate
+    lr: float = 0.1  # learning rate
     schedule: Schedule = Constant()  # of the learning rate, over the client's own rounds
     optimiser: Optimiser = SGD()  # its moments live on over rounds
 

@@ -1,0 +1,62 @@
+"""Messages that the wire tests share, and a way to forge frames."""
+
+import struct
+from typing import Annotated, NamedTuple
+
+import msgspec
+import torch
+import xxhash
+
+from fedsieve.core.message import Bits, Count, Dense, Kept, Params, Scalar
+
+
+class Up(NamedTuple):
+    """One field of each role; the values come before their mask."""
+
+    weights: Annotated[Params, Kept(where="mask")]
+    dual: Scalar
+    mask: Bits
+    gates: Dense
+    examples: Count
+
+
+class Nothing(NamedTuple):
+    """A message without fields."""
+
+
+def small():
+    """The message of which GOLDEN_SCHEMA is the schema."""
+    return Up(
+        weights={"w": torch.tensor([[1.5, 0.0], [0.0, -2.0]]), "b": torch.tensor([0.25])},
+        dual=0.5,
+        mask={"w": torch.tensor([[True, False], [False, True]])},
+        gates={"g": torch.tensor([7, 8, 9], dtype=torch.uint8)},
+        examples=300,
+    )
+
+
+GOLDEN_SCHEMA = [
+    [
+        ["weights", "kept:mask", [["w", "f4", [2, 2]], ["b", "f4", [1]]]],
+        ["dual", "scalar", []],
+        ["mask", "bits", [["w", "b1", [2, 2]]]],
+        ["gates", "dense", [["g", "u1", [3]]]],
+        ["examples", "count", []],
+    ]
+]
+MASK = bytes([0b1001])  # coordinate i is bit i, little end first
+VALUES = struct.pack("<3f3B", 1.5, -2.0, 0.25, 7, 8, 9)
+
+
+def sealed(header: bytes, sections: bytes, magic=b"FSV1", version=1, flags=0) -> bytes:
+    """A frame with a right checksum around anything."""
+    body = struct.pack("<4sHHI", magic, version, flags, len(header)) + header + sections
+    return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
+
+
+def forged(schema=GOLDEN_SCHEMA, numbers=(0.5, 300), mask=MASK, values=VALUES) -> bytes:
+    """A frame that is consistent in itself, whatever it announces; bytes are taken as packed."""
+    packed = schema if isinstance(schema, bytes) else msgspec.msgpack.encode(schema)
+    name = xxhash.xxh3_64_intdigest(packed)
+    header = [name, len(mask), len(values), list(numbers), packed]
+    return sealed(msgspec.msgpack.encode(header), mask + values)
