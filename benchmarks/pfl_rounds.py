@@ -21,12 +21,12 @@ from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.pytorch import PyTorchTensorDataset
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
-from rounds import LeNet, norm
 from torch import Tensor, nn
 
 from fedsieve.core import keys
 from fedsieve.core.keys import fold
 from fedsieve.job import Job
+from rounds import LeNet, norm
 
 
 class Trainable(nn.Module):

@@ -80,8 +80,8 @@ def by_hand(job: Job, lr: float) -> Iterator[float]:
     inputs = dataset.inputs(dataset.x)
     x = torch.empty(inputs.shape).copy_(inputs)  # plain NCHW strides, as a loader would give
     model = LeNet() if len(dataset.input_shape) == 3 else nn.Linear(1000, 10, bias=False)
-    start: dict[str, Tensor] = job.method.init_server(fold(0, "init")).weights
-    weights = dict(zip(model.state_dict(), start.values(), strict=True))
+    initial: dict[str, Tensor] = job.method.init_server(fold(0, "init")).weights
+    weights = dict(zip(model.state_dict(), initial.values(), strict=True))
     for number in range(1, NEVER):
         cohort = keys.sample(fold(0, "cohort", number - 1), len(shards), 10)
         total = sum(len(shards[client]) for client in cohort)
@@ -94,7 +94,8 @@ def by_hand(job: Job, lr: float) -> Iterator[float]:
             for start in range(0, len(order), job.config.batch_size):
                 rows = order[start : start + job.config.batch_size]
                 optimiser.zero_grad()
-                nn.functional.cross_entropy(model(x[rows]), dataset.y[rows]).backward()
+                loss = nn.functional.cross_entropy(model(x[rows]), dataset.y[rows])
+                torch.autograd.backward(loss)
                 optimiser.step()
             for name, value in model.state_dict().items():
                 mean[name] += value * (len(order) / total)

@@ -76,7 +76,7 @@ def _assert_close(found, expected):
         (Adam(), lambda p: torch.optim.Adam(p, lr=0.1)),
         (Adamax(), lambda p: torch.optim.Adamax(p, lr=0.1)),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_training_is_the_plain_torch_loop(ours, make):
     batches = _batches(7)
@@ -95,7 +95,7 @@ def test_clipping_is_torch_s(clip):
     _assert_close(trained.params, expected)
 
 
-@pytest.mark.parametrize("optimiser", [SGD(0.9), Adam(amsgrad=True)], ids=str)
+@pytest.mark.parametrize("optimiser", [SGD(0.9), Adam(amsgrad=True)], ids=lambda value: type(value).__name__)
 def test_two_calls_that_hand_over_moments_are_one_long_call_bit_for_bit(optimiser):
     long = train(_loss, _start(), _batches(6), optimiser, lr=0.1, key=KEY)
     first = train(_loss, _start(), _batches(2), optimiser, lr=0.1, key=KEY)

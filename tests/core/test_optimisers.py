@@ -70,7 +70,7 @@ def _run(optimiser, steps=STEPS):
             {"eps": 1e-3, "initial_accumulator_value": 0.5, "weight_decay": 0.1},
         ),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_every_step_is_torch_s(ours, theirs, options):
     reference = {name: value.requires_grad_() for name, value in _draw("start").items()}
@@ -107,7 +107,7 @@ def test_yogi_moves_its_second_moment_by_less_than_adam_after_a_large_gradient()
 OPTIMISERS = [SGD(), SGD(0.9, 0.1), Adam(amsgrad=True), Adamax(), Adagrad(initial=0.1), Yogi()]
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=str)
+@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=lambda value: type(value).__name__)
 def test_update_leaves_its_inputs_untouched(optimiser):
     params, grads = _draw("start"), _draw("grad")
     moments = init_moments(optimiser, params)
@@ -119,7 +119,7 @@ def test_update_leaves_its_inputs_untouched(optimiser):
         params, moments = after_params, after_moments
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=str)
+@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=lambda value: type(value).__name__)
 def test_moments_are_one_tensor_per_slot_and_parameter(optimiser):
     params = _draw("start")
     moments = init_moments(optimiser, params)
@@ -130,7 +130,7 @@ def test_moments_are_one_tensor_per_slot_and_parameter(optimiser):
     )
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=str)
+@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=lambda value: type(value).__name__)
 def test_a_coordinate_without_gradient_or_decay_stays(optimiser):
     optimiser = type(optimiser)()
     params, zero = {"w": torch.tensor([1.5])}, {"w": torch.zeros(1)}
@@ -158,7 +158,7 @@ def test_the_first_step_of_adam_and_adamax_is_the_rate_times_the_sign():
         (Linear(10), lambda t: max(10 - t, 0) / 10),
         (Linear(4, 0.2), lambda t: 0.2 + 0.8 * max(4 - t, 0) / 4),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_a_schedule_is_its_formula_and_starts_at_one(schedule, formula):
     assert schedule.factor(0) == pytest.approx(1)

@@ -30,6 +30,7 @@ class Group(NamedTuple):
     optimiser: Optimiser
     lr: float
     moments: Moments
+    done: int  # steps before this call
     params: list[Tensor]
     slots: list[list[Tensor]]
 
@@ -64,29 +65,32 @@ def train(
     own = tree.map_leaves(_working_copy, start)
     groups = _groups(own, optimiser, lr, fixed, moments)
     moving = [p.requires_grad_() for group in groups for p in group.params]
-    loss_sum, processed, steps = torch.zeros(()), 0, 0
-    for steps, batch in enumerate(batches, 1):
-        loss = objective(own, batch, fold(key, steps))
-        grads: Tensors = torch.autograd.grad(loss, moving, materialize_grads=True)
+    losses, processed = [], 0
+    for step, batch in enumerate(batches, 1):
+        loss = objective(own, batch, fold(key, step))
+        grads: Tensors = torch.autograd.grad(loss, moving, allow_unused=True)
+        grads = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(moving, grads, strict=True)
+        ]
         with torch.no_grad():
             if clip_norm is not None:
                 grads = _clipped(grads, clip_norm)
             at = 0
             for group in groups:
-                end = at + len(group.params)
-                t = int(group.moments["step"].add_(1))
-                group.optimiser.step(group.params, grads[at:end], group.slots, t, group.lr)
-                at = end
+                mine, at = grads[at : at + len(group.params)], at + len(group.params)
+                group.optimiser.step(group.params, mine, group.slots, group.done + step, group.lr)
             if project is not None:
                 tree.map_leaves(lambda mine, new: mine.copy_(new), own, project(own))
-            loss_sum += loss.detach()
-        processed += len(batch.y)
+        losses.append(loss.detach())
+        processed += batch.y.shape[0]
+    for group in groups:
+        group.moments["step"] += len(losses)
     return Trained(
         params=tree.map_leaves(lambda p: p.detach().contiguous(), own),
         moments=tuple(group.moments for group in groups),
-        loss=float(loss_sum) / max(steps, 1),
+        loss=float(torch.stack(losses).mean()) if losses else 0.0,
         processed=processed,
-        steps=steps,
+        steps=len(losses),
     )
 
 
@@ -117,7 +121,7 @@ def _groups(
         before = moments[index] if moments else init_moments(opt, moving)
         held = tree.map_leaves(_working_copy, before)
         slots = [[held[f"{slot}/{path}"] for path in moving] for slot in opt.slots]
-        groups.append(Group(opt, rate, held, list(moving.values()), slots))
+        groups.append(Group(opt, rate, held, int(held["step"]), list(moving.values()), slots))
     return groups
 
 

@@ -206,6 +206,8 @@ def register(name: str) -> Callable[[M], M]:
     """Class decorator: make a method known under `name`."""
 
     def add(cls: M) -> M:
+        if name in _methods and _methods[name].__qualname__ != cls.__qualname__:
+            raise ConfigError(f"method {name!r} is registered already, as {_methods[name]}.")
         _methods[name] = cls
         return cls
 

@@ -23,10 +23,7 @@ _UNREADABLE = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
 
 
 def name_of(cls: type) -> str:
-    """The spelled name of an option class: its `spelling` if it has one, else snake case."""
-    spelling = cls.__dict__.get("spelling")
-    if isinstance(spelling, str):
-        return spelling
+    """The spelled name of an option class: its own in snake case."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
 

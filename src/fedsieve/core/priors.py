@@ -73,7 +73,10 @@ class Laplace:
 
     def m_step(self, locals_: Sequence[Params], shares: Sequence[float]) -> Params:
         weights = torch.tensor(shares, dtype=torch.float64)
-        return {n: weighted_median(v, weights) for n, v in tree.stack(locals_).items()}
+        return {
+            name: weighted_median(torch.stack([local[name] for local in locals_]), weights)
+            for name in locals_[0]
+        }
 
     def pseudo_gradient(
         self, centre: Params, locals_: Sequence[Params], shares: Sequence[float]

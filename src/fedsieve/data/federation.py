@@ -1,5 +1,6 @@
 """The data of all clients, and each one's mini-batches, gathered only when they are asked for."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from fedsieve.data.dataset import Dataset
 from fedsieve.data.partition import Partition
 
 _LARGE_BATCH = 512
+_GATHERED_VALUES = 2**15
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +83,15 @@ class Federation:
             yield Batch(self.dataset.inputs(x), self.dataset.y_test.index_select(0, rows))
 
     def train_batches(self, indices: Tensor, size: int = _LARGE_BATCH) -> Iterator[Batch]:
-        """The given training (or validation) examples in mini-batches."""
-        return (self.gather(rows) for rows in _pieces(indices, size))
+        """The given training (or validation) examples in mini-batches.
+
+        Several mini-batches are gathered at once: small ones cost more in calls than in copying.
+        """
+        values = max(math.prod(self.dataset.input_shape), 1)
+        for rows in _pieces(indices, max(_GATHERED_VALUES // values // size, 1) * size):
+            x, y = self.gather(rows)
+            for start in range(0, len(rows), size):
+                yield Batch(x[start : start + size], y[start : start + size])
 
     def pooled(self) -> "Federation":
         """The same data with one client that holds all training shards."""
@@ -134,17 +143,14 @@ class ClientBatches:
 
     def epoch(self, key: Key) -> Iterator[Batch]:
         """One pass in an order drawn from `key`."""
-        order = self.indices[keys.permutation(fold(key, "order"), self.examples)]
-        size = self.federation.batch_size
-        if self.federation.drop_last and self.examples > size:
-            order = order[: self.examples - self.examples % size]
-        return self.federation.train_batches(order, size)
+        return self._pass(key, self.examples)
 
     def work(self, key: Key) -> Iterator[Batch]:
         """All mini-batches of one round: `epochs` passes, or `steps` over as many as it takes."""
-        steps = self.federation.steps
+        steps, size = self.federation.steps, self.federation.batch_size
         passes = count() if steps else range(self.epochs)
-        batches = (b for number in passes for b in self.epoch(fold(key, "epoch", number)))
+        needed = steps * size if steps else self.examples
+        batches = (b for number in passes for b in self._pass(fold(key, "epoch", number), needed))
         return islice(batches, steps)
 
     def draw(self, key: Key) -> Batch:
@@ -158,6 +164,14 @@ class ClientBatches:
     def ordered(self) -> Iterator[Batch]:
         """Every example once in stored order, in large mini-batches."""
         return self.federation.train_batches(self.indices)
+
+    def _pass(self, key: Key, needed: int) -> Iterator[Batch]:
+        """At least `needed` examples of one pass, or all there are."""
+        order = self.indices[keys.permutation(fold(key, "order"), self.examples)]
+        size = self.federation.batch_size
+        if self.federation.drop_last and self.examples > size:
+            order = order[: self.examples - self.examples % size]
+        return self.federation.train_batches(order[:needed], size)
 
 
 def _pieces(indices: Tensor, size: int) -> Iterator[Tensor]:

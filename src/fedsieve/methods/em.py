@@ -68,11 +68,11 @@ class HardEM(Method[Server, tuple[()], Down, Up]):
     def client_update(
         self, down: Down, state: tuple[()], data: Batches, key: Key
     ) -> tuple[Up, tuple[()], Metrics]:
-        centre = self._trainable(down.weights)
+        prior, centre = self.prior, self._trainable(down.weights)
 
         def objective(weights: Params, batch: Batch, key: Key) -> Tensor:
             loss = self.task.loss(weights, batch, key)
-            penalty = self.prior.penalty(self._trainable(weights), centre)
+            penalty = prior.penalty(self._trainable(weights), centre)
             return loss if penalty is None else loss + penalty
 
         trained = local.train(

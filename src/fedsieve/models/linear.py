@@ -17,8 +17,9 @@ class Linear:
     bias: bool = False
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-        fc = nn.Linear(math.prod(input_shape), num_outputs, bias=self.bias)
-        return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc=fc))
+        layers = _flattened(input_shape)
+        layers["fc"] = nn.Linear(math.prod(input_shape), num_outputs, bias=self.bias)
+        return nn.Sequential(layers)
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,14 @@ class Mlp:
             in_range("model mlp: hidden", width, 1)
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-        layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+        layers = _flattened(input_shape)
         widths = (math.prod(input_shape), *self.hidden, num_outputs)
         for i, (inputs, outputs) in enumerate(pairwise(widths), start=1):
             layers[f"fc{i}"] = nn.Linear(inputs, outputs)
             layers[f"relu{i}"] = nn.ReLU()
         layers.popitem()
         return nn.Sequential(layers)
+
+
+def _flattened(input_shape: tuple[int, ...]) -> OrderedDict[str, nn.Module]:
+    return OrderedDict(flatten=nn.Flatten()) if len(input_shape) > 1 else OrderedDict()

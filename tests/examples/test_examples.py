@@ -1,0 +1,126 @@
+"""Examples run, documented commands work, and every method is documented."""
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from contract.test_every_method import (
+    test_functions_do_not_change_their_inputs,  # noqa: F401 - collected here for the example
+    test_in_line_equals_pool_bit_for_bit,  # noqa: F401
+    test_is_a_frozen_dataclass_with_a_documented_file,  # noqa: F401
+    test_messages_survive_the_wire,  # noqa: F401
+    test_resumed_equals_uninterrupted_bit_for_bit,  # noqa: F401
+)
+from fedsieve.cli.app import app
+from fedsieve.config import SETTINGS
+from fedsieve.core import method
+from small import METHODS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NEW_METHOD = "fed_topk"
+
+
+def pytest_generate_tests(metafunc):
+    """The contract tests imported above run for the example's method."""
+    if "name" in metafunc.fixturenames:
+        metafunc.parametrize("name", [NEW_METHOD])
+
+
+@pytest.fixture(autouse=True)
+def _registry_is_put_back(monkeypatch):
+    """Methods that examples register are unknown again afterwards."""
+    monkeypatch.setattr(method, "_methods", dict(method._methods))
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    sys.modules.pop("new_method", None)
+    importlib.import_module("new_method")
+
+
+def commands(page):
+    """The `fedsieve ...` lines of a page's shell blocks."""
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    found = [shlex.split(line, comments=True) for line in lines if line.startswith("fedsieve ")]
+    return [words[1:] for words in found if not any(word.startswith("[") for word in words)]
+
+
+def test_quick_start_runs_as_a_program():
+    code = "import quickstart; quickstart.main(rounds=1)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "examples",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "fediter_ht" in done.stdout
+    assert len((ROOT / "examples" / "quickstart.py").read_text().splitlines()) <= 30
+
+
+def test_new_method_runs_and_sends_less_than_fedavg(capsys):
+    importlib.import_module("new_method").main(rounds=1)
+    fedavg, fed_topk = capsys.readouterr().out.splitlines()
+    sent = [float(re.search(r"up +([\d.]+) MB", line)[1]) for line in (fedavg, fed_topk)]
+    assert sent[1] < sent[0] / 5
+
+
+def test_model_of_own_module_scores_outside_as_in_the_run(capsys):
+    importlib.import_module("own_model_and_data").main(rounds=1)
+    inside, outside, _ = capsys.readouterr().out.splitlines()
+    assert inside.split()[-1] == outside.split()[-1]
+
+
+def test_demo_can_be_run_twice(tmp_path, capsys):
+    demo = importlib.import_module("demo")
+    demo.main(rounds=1, runs=tmp_path)
+    demo.main(rounds=1, runs=tmp_path)
+    assert "fediter_ht" in capsys.readouterr().out
+    folders = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/*"))
+    assert folders == [f"demo-{n}/{m}" for n in (1, 2) for m in ("fedavg", "fediter_ht")]
+
+
+def test_demo_and_tests_are_on_the_first_screen():
+    screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:30])
+    assert "make demo" in screen
+    assert "make test" in screen
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documented_commands_parse(page):
+    group = typer.main.get_command(app)
+    for words in commands(page):
+        command = group.get_command(None, words[0])
+        assert command is not None, words
+        command.make_context(words[0], words[1:])
+
+
+def test_commands_of_the_read_me_work_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "README.md").read_text()
+    Path("job.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1])
+    for words in commands(ROOT / "README.md"):
+        short = [*words, "--rounds", "1", "--quiet"] if words[0] == "run" else words
+        result = CliRunner().invoke(app, short, catch_exceptions=False)
+        assert result.exit_code == 0, (words, result.output)
+
+
+def test_every_method_has_a_section_and_a_line_in_the_read_me():
+    headings = re.findall(r"^## (\w+)$", (ROOT / "docs/methods.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    for name in METHODS:
+        assert name in headings, f"docs/methods.md has no section '## {name}'"
+        assert name in listed, f"README.md does not list {name} in its table of methods"
+
+
+def test_every_setting_is_in_the_guide():
+    described = re.findall(
+        r"^\| `(\w+)` \|", (ROOT / "docs/guide/run.md").read_text(), re.MULTILINE
+    )
+    assert set(SETTINGS) <= set(described)
