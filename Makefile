@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
+export FEDSIEVE_DATA ?= $(abspath $(firstword $(wildcard data ../shared/data)))
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench docs clean
+.PHONY: help setup demo test check format bench bench-wire fuzz docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## build .venv with everything (only what changed)
 
@@ -43,6 +44,12 @@ format: setup  ## put code in shape
 
 bench: setup  ## speed beside a hand-written loop (minutes; wants a quiet machine)
 	$(BIN)/python benchmarks/rounds.py
+
+bench-wire: setup  ## bytes against the information limit, and coding speed (minutes)
+	$(BIN)/python benchmarks/wire.py
+
+fuzz: setup  ## a million mutated frames against the decoder (an hour)
+	$(BIN)/python benchmarks/fuzz_wire.py --frames 1000000
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

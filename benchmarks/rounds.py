@@ -32,7 +32,7 @@ from fedsieve.engines.inline import Inline
 from fedsieve.engines.pool import Pool
 from fedsieve.engines.rounds import Plan, Rounds
 from fedsieve.engines.site import Executor, Site
-from fedsieve.engines.store import ClientStore
+from fedsieve.engines.store import open_stores
 from fedsieve.job import Job, build
 
 NEVER = 10**9
@@ -106,9 +106,9 @@ def by_hand(job: Job, lr: float) -> Iterator[float]:
 def by_fedsieve(job: Job, execute: Executor) -> Iterator[float]:
     """The engine as `fedsieve run` uses it, evaluation apart."""
     with tempfile.TemporaryDirectory() as folder:
-        store = ClientStore(Path(folder), lambda _: (), 10**9)
+        stores = open_stores(Path(folder), lambda _: (), 10**9)
         plan = Plan(seed=0, rounds=NEVER, cohort=10, eval_every=NEVER, min_replies=1)
-        rounds = Rounds(job.method, job.federation, plan, store, execute)
+        rounds = Rounds(job.method, job.federation, plan, stores, execute)
         for played in rounds.play(rounds.start()):
             model = job.method.deploy(played.position.server, ())
             yield norm(model or {})

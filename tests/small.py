@@ -11,7 +11,7 @@ from fedsieve.core.method import registered
 from fedsieve.engines.inline import Inline
 from fedsieve.engines.rounds import Plan, Rounds
 from fedsieve.engines.site import Site
-from fedsieve.engines.store import ClientStore
+from fedsieve.engines.store import open_stores
 from fedsieve.job import Job, build
 
 SETTINGS: dict[str, Any] = {
@@ -45,9 +45,9 @@ def rounds_of(job: Job, folder: Path, **plan: Any) -> Rounds:
         "eval_every": config.eval_every,
         "min_replies": config.min_replies,
     }
-    store = ClientStore(folder, lambda client: job.method.init_client(client, key), 10**9)
+    stores = open_stores(folder, lambda client: job.method.init_client(client, key), 10**9)
     site = Site(job.method, job.federation)
-    return Rounds(job.method, job.federation, Plan(**numbers | plan), store, Inline(site))
+    return Rounds(job.method, job.federation, Plan(**numbers | plan), stores, Inline(site))
 
 
 def steady(rows: list[Any]) -> list[dict[str, Any]]:

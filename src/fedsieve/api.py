@@ -1,7 +1,6 @@
 """`fedsieve.run(...)`: build a job from names or objects, run it, return what the folder holds."""
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,19 +11,16 @@ from torch import nn
 
 from fedsieve import config as configuration
 from fedsieve.config import Config, make, to_toml
+from fedsieve.core import masks
 from fedsieve.core.errors import ResumeError
-from fedsieve.core.keys import fold
 from fedsieve.core.options import spell
 from fedsieve.data.dataset import Dataset
 from fedsieve.engines.folder import RunFolder
-from fedsieve.engines.inline import Inline
 from fedsieve.engines.interrupt import Interrupt
-from fedsieve.engines.pool import Pool
-from fedsieve.engines.rounds import Plan, Position, Rounds
-from fedsieve.engines.site import Site
-from fedsieve.engines.store import ClientStore
-from fedsieve.job import Job, build
+from fedsieve.engines.rounds import Played, Position, Rounds
+from fedsieve.job import Job, build, canonical
 from fedsieve.ledger.rows import Row
+from fedsieve.loop import open_rounds
 from fedsieve.result import Result, global_model, summarise
 
 RESUMABLE = {"rounds", "workers", "checkpoint_every", "state_ram_mb", "data_root"}
@@ -91,24 +87,10 @@ def run(
 def play(job: Job, folder: RunFolder | None, *, resume: bool, watcher: Watcher) -> Result:
     """Run a built job to its end, an interrupt, or an error; keeps all finished rounds."""
     config = job.config
-    started = time.perf_counter()
     with ExitStack() as stack:
         clients = folder.clients if folder else Path(stack.enter_context(_scratch()))
-        init_key = fold(config.seed, "init")
-        store = ClientStore(
-            clients, lambda c: job.method.init_client(c, init_key), config.state_ram_mb * 10**6
-        )
-        site = Site(job.method, job.federation)
-        executor = Inline(site) if config.workers == 1 else Pool(site, config.workers, store.kind)
-        stack.callback(executor.close)
-        plan = Plan(
-            seed=config.seed,
-            rounds=config.rounds,
-            cohort=config.cohort or 1,
-            eval_every=config.eval_every,
-            min_replies=config.min_replies,
-        )
-        rounds = Rounds(job.method, job.federation, plan, store, executor, watcher.replied)
+        rounds = stack.enter_context(open_rounds(job, clients, watcher.replied))
+        stores = rounds.stores
         position, rows = _first_position(rounds, folder, config, resume=resume)
         watcher.started(config, rows)
         stopped = "finished"
@@ -118,9 +100,10 @@ def play(job: Job, folder: RunFolder | None, *, resume: bool, watcher: Watcher) 
                     position = played.position
                     rows.append(played.row)
                     if folder:
-                        folder.append(played.row, played.messages)
+                        folder.append(played)
+                        _keep_support(job, played, folder)
                         if position.done % config.checkpoint_every == 0:
-                            folder.save(position, store)
+                            folder.save(position, stores)
                     watcher.finished_round(played.row)
                     if interrupt.is_asked:
                         break
@@ -129,10 +112,10 @@ def play(job: Job, folder: RunFolder | None, *, resume: bool, watcher: Watcher) 
         finally:
             if position.done < config.rounds:
                 stopped = f"after round {position.done} of {config.rounds}"
-            model = global_model(job, position, store)
-            summary = summarise(job, position, store, rows, stopped, time.perf_counter() - started)
+            model = global_model(job, position, stores.states)
+            summary = summarise(job, position, stores.states, rows, stopped)
             if folder:
-                folder.save(position, store)
+                folder.save(position, stores)
                 folder.finish(summary, model)
     return Result(summary, rows, model, config)
 
@@ -148,6 +131,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _keep_support(job: Job, played: Played, folder: RunFolder) -> None:
+    model = job.method.deploy(played.position.server, ())
+    if played.evaluation is not None and model is not None and played.row.density < 1:
+        folder.keep_support(played.row.round, masks.nonzero(model, job.method.task.graph.maskable))
+
+
 def _scratch() -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="fedsieve-")
 
@@ -161,7 +150,8 @@ def _first_position(
     if not (resume and folder.is_begun):
         folder.begin(to_toml(config))
         return start, []
-    position, rows = folder.load(type(start.server), rounds.store)
+    folder.configure(to_toml(config))
+    position, rows = folder.load(type(start.server), rounds.stores)
     return position or start, rows
 
 
@@ -177,8 +167,8 @@ def _resumed_settings(folder: RunFolder | None, named: dict[str, Any]) -> dict[s
     given_options = given.pop("options", {}) | {
         n: given.pop(n) for n in list(given) if n not in configuration.SETTINGS
     }
-    merged = make(stored | given | {"options": options | given_options})
-    before = make(stored)
+    merged = canonical(make(stored | given | {"options": options | given_options}))
+    before = canonical(make(stored))
     changed = [
         n
         for n in configuration.SETTINGS

@@ -11,13 +11,14 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.method import AnyMethod, method_class
 from fedsieve.core.options import construct, in_range, spell
+from fedsieve.wire.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +37,15 @@ class Config:
     batch_size: int = 16  # examples in a mini-batch
     drop_last: bool = False  # leave out a short last mini-batch
     validation: float = 0.0  # share of each client's training data held out
+    score_on: Literal["test", "validation"] = "test"  # what accuracies are measured on
     seed: int = 0  # everything random follows from it
+    wire: Precision = "fp32"  # floats in messages: exact, or rounded to bf16, fp16 or int8
+    error_feedback: bool = False  # clients add what rounding took to their next message
     workers: int = 1  # processes that train clients side by side
     eval_every: int = 1  # rounds between evaluations
     checkpoint_every: int = 10  # rounds between checkpoints
     min_replies: int = 1  # stop if fewer clients give a usable answer
+    save_messages: tuple[int, ...] = ()  # rounds whose messages are kept for `fedsieve inspect`
     state_ram_mb: int = 1000  # memory for client states; the rest is kept on disk
     data_root: str | None = None  # folder of the data files; also FEDSIEVE_DATA
     options: dict[str, Any] = field(default_factory=dict)  # the method's own
@@ -61,6 +66,8 @@ class Config:
                 f"cohort={self.cohort} is more than clients={self.clients}: "
                 "lower --cohort or raise --clients."
             )
+        if self.score_on == "validation" and not self.validation:
+            raise ConfigError("score_on='validation' needs held-out data: set validation=0.1, say.")
         if self.cohort is not None and self.min_replies > self.cohort:
             raise ConfigError(
                 f"min_replies={self.min_replies} is more than cohort={self.cohort}: "

@@ -43,7 +43,13 @@ def build(
     """Load data, split it, build model and method; fills in every `auto`."""
     dataset, how, partition = split_data(config, dataset)
     federation = Federation(
-        dataset, partition, config.batch_size, config.epochs, config.steps, config.drop_last
+        dataset,
+        partition,
+        config.batch_size,
+        config.epochs,
+        config.steps,
+        config.drop_last,
+        score_on=config.score_on,
     )
     factory, model_name = model, config.model
     if factory is None:
@@ -67,6 +73,16 @@ def build(
         options={n: getattr(method, n) for n in method_options(type(method))},
     )
     return Job(complete, method, federation, partition, dataset)
+
+
+def canonical(config: Config) -> Config:
+    """The configuration with partition and model spelled out in full, where they are named."""
+    partition, model = config.partition, config.model
+    if partition != "auto":
+        partition = str(spell(read(partition, PARTITIONS, "partition")))
+    if model != "auto" and not model.startswith("object:"):
+        model = str(spell(read_model(model)))
+    return dataclasses.replace(config, partition=partition, model=model)
 
 
 def split_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, str, Partition]:

@@ -1,14 +1,19 @@
 """What a run gives back, and its summary."""
 
 import hashlib
+import importlib
 import importlib.metadata
+import math
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from fedsieve.config import Config
 from fedsieve.core import tree
+from fedsieve.core.errors import ConfigError
 from fedsieve.core.message import Params
 from fedsieve.engines.rounds import Position
 from fedsieve.engines.store import ClientStore
@@ -27,6 +32,34 @@ class Result:
     model: Params | None
     config: Config
 
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame; see `fedsieve.report.frames.frame`."""
+        return frame(self.rows)
+
+
+def frame(rows: Sequence[Row]) -> Any:
+    """Rows as a pandas DataFrame.
+
+    One column per field of a row, the method's own figures as `values.NAME`; what a row does not
+    have is NaN.
+
+    Raises:
+        ConfigError: pandas is not installed.
+    """
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError as error:
+        raise ConfigError(f"a frame needs pandas ({error}): pip install pandas.") from error
+    fields = [name for name in Row.__struct_fields__ if name != "values"]
+    columns = {name: [_number(getattr(row, name)) for row in rows] for name in fields}
+    for name in dict.fromkeys(name for row in rows for name in row.values):
+        columns[f"values.{name}"] = [_number(row.values.get(name)) for row in rows]
+    return pandas.DataFrame(columns)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
 
 def global_model(job: Job, position: Position, store: ClientStore) -> Params | None:
     """The model a run ends with; None where every client has its own."""
@@ -35,7 +68,7 @@ def global_model(job: Job, position: Position, store: ClientStore) -> Params | N
 
 
 def summarise(
-    job: Job, position: Position, store: ClientStore, rows: list[Row], stopped: str, seconds: float
+    job: Job, position: Position, store: ClientStore, rows: list[Row], stopped: str
 ) -> Summary:
     """Totals and final figures."""
     config = job.config
@@ -52,7 +85,7 @@ def summarise(
         seed=config.seed,
         num_clients=config.clients or 0,
         rounds=position.done,
-        seconds=seconds,
+        seconds=sum(row.seconds for row in rows),
         stopped=stopped,
         score=SCORES[job.dataset.kind],
         global_accuracy=last(rows, "global_accuracy"),

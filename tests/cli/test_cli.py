@@ -4,31 +4,12 @@ import json
 
 import pytest
 
-from fedsieve.cli.app import main
 from fedsieve.core.method import registered
 from fedsieve.core.options import name_of
 from fedsieve.engines.interrupt import Interrupt
 from fedsieve.models.zoo import MODELS
 
 QUICK = ("--rounds=2", "--clients=4", "--model=mlp(hidden=[8])")
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Call the command line; returns (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["fedsieve", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        code = 0
-        try:
-            main()
-        except SystemExit as exit_:
-            code = exit_.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_run_without_a_terminal_prints_one_plain_line_per_round(cli):
@@ -168,7 +149,9 @@ def test_partition_as_json_counts_every_example(cli):
         assert sum(share["classes"]) == share["train"]
 
 
-@pytest.mark.parametrize("command", ["run", "methods", "datasets", "models", "partition"])
+@pytest.mark.parametrize(
+    "command", ["run", "plan", "inspect", "methods", "datasets", "models", "partition"]
+)
 def test_every_command_has_help(cli, command):
     code, out, _ = cli(command, "--help")
     assert code == 0

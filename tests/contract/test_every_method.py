@@ -103,7 +103,10 @@ def test_deployed_model_has_the_density_of_the_row(name, tmp_path):
     graph = job.method.task.graph
     server = played.position.server
     if job.method.personal:
-        models = [job.method.deploy(server, rounds.store.get(c)) for c in rounds.store.known()]
+        models = [
+            job.method.deploy(server, rounds.stores.states.get(c))
+            for c in rounds.stores.states.known()
+        ]
     else:
         models = [job.method.deploy(server, ())]
     shares = [masks.density(masks.nonzero(m, graph.maskable)) for m in models]

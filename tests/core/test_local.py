@@ -95,7 +95,9 @@ def test_clipping_is_torch_s(clip):
     _assert_close(trained.params, expected)
 
 
-@pytest.mark.parametrize("optimiser", [SGD(0.9), Adam(amsgrad=True)], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "optimiser", [SGD(0.9), Adam(amsgrad=True)], ids=lambda value: type(value).__name__
+)
 def test_two_calls_that_hand_over_moments_are_one_long_call_bit_for_bit(optimiser):
     long = train(_loss, _start(), _batches(6), optimiser, lr=0.1, key=KEY)
     first = train(_loss, _start(), _batches(2), optimiser, lr=0.1, key=KEY)

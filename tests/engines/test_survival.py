@@ -15,6 +15,7 @@ import fedsieve
 from fedsieve.config import read_toml
 from fedsieve.core import tree
 from fedsieve.core.errors import ResumeError, RoundError
+from fedsieve.engines import rounds
 from fedsieve.ledger.rows import Row
 from small import SETTINGS, steady
 
@@ -137,3 +138,22 @@ def test_files_of_a_run_agree_with_the_result_object(tmp_path):
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
     assert stored["model_hash"] == result.summary.model_hash
     assert tree.digest(load_file(tmp_path / "run" / "model.safetensors")) == stored["model_hash"]
+
+
+def test_an_end_in_the_middle_of_a_round_leaves_a_folder_that_resumes_to_the_same_bits(tmp_path):
+    """States of round 3 are accepted, its evaluation dies: the checkpoint of round 2 stays."""
+    settings = SETTINGS | {"method": "local_only", "checkpoint_every": 2}
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        real = rounds.evaluate
+
+        def dies(*arguments):
+            if arguments[2].newest == 3:
+                raise KeyboardInterrupt
+            return real(*arguments)
+
+        patch.setattr(rounds, "evaluate", dies)
+        stopped = fedsieve.run(**settings, out=folder)
+    assert stopped.summary.stopped == "after round 2 of 4"
+    resumed = fedsieve.run(out=folder, resume=True)
+    assert resumed.summary.model_hash == fedsieve.run(**settings).summary.model_hash

@@ -15,8 +15,8 @@ def test_local_training_sends_nothing_and_keeps_models_apart(tmp_path):
     for played in rounds.play(rounds.start()):
         assert played.row.up_bytes == played.row.down_bytes == 0
         assert played.row.global_accuracy is None
-    first, second = rounds.store.known()[:2]
-    assert not tree.equal(rounds.store.get(first), rounds.store.get(second))
+    first, second = rounds.stores.states.known()[:2]
+    assert not tree.equal(rounds.stores.states.get(first), rounds.stores.states.get(second))
 
 
 def test_momentum_of_local_training_lives_on_over_rounds(tmp_path):
@@ -34,7 +34,7 @@ def test_momentum_of_local_training_lives_on_over_rounds(tmp_path):
             optimiser.zero_grad()
             job.method.task.loss(weights, batch, fold(0)).backward()
             optimiser.step()
-    after = rounds.store.get(0).weights
+    after = rounds.stores.states.get(0).weights
     for name, value in weights.items():
         torch.testing.assert_close(after[name], value.detach())
 
@@ -82,10 +82,10 @@ def test_fediter_ht_holds_exactly_m_weights_in_every_message(density, tmp_path):
 
 
 def test_fediter_ht_at_full_density_is_fedavg(tmp_path):
-    sparse = fedsieve.run(dataset="digits", clients=4, rounds=2, method="fediter_ht",
-                          target_density=1.0, model="mlp(hidden=[8])")  # fmt: skip
-    plain = fedsieve.run(dataset="digits", clients=4, rounds=2, method="fedavg",
-                         model="mlp(hidden=[8])")  # fmt: skip
+    settings = {"dataset": "digits", "clients": 4, "rounds": 2, "model": "mlp(hidden=[8])"}
+    sgd = {"optimiser": "sgd", "lr": 0.1}
+    sparse = fedsieve.run(method="fediter_ht", target_density=1.0, **settings, **sgd)
+    plain = fedsieve.run(method="fedavg", **settings, **sgd)
     for name, value in plain.model.items():
         torch.testing.assert_close(sparse.model[name], value)
 
@@ -95,7 +95,8 @@ def test_fediter_ht_from_zero_recovers_a_planted_support():
     result = fedsieve.run(
         dataset="synthetic(task=values, rows=2000, features=200, density=0.05, snr=20)",
         partition="iid", clients=10, cohort=10, rounds=30, steps=10, batch_size=20,
-        method="fediter_ht", target_density=0.05, start="zero", lr=0.005, eval_every=30,
+        method="fediter_ht", target_density=0.05, start="zero", optimiser="sgd", lr=0.005,
+        eval_every=30,
     )  # fmt: skip
     assert result.summary.density == pytest.approx(0.05)
     assert result.summary.global_accuracy > 0.9  # R2; the noise alone leaves 1/21 unexplained

@@ -312,3 +312,17 @@ def test_one_input_and_one_output_are_asked_for():
         trace(Two(), (4,))
     with pytest.raises(ModelError, match="returns a tuple"):
         trace(Call(lambda x: (x, x)), (4,))
+
+
+def test_a_layer_with_weights_and_several_outputs_is_named():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.memory = nn.LSTM(4, 8, batch_first=True)
+            self.fc = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.fc(self.memory(x)[0][:, -1])
+
+    with pytest.raises(ModelError, match=r"memory.*StackedLstm"):
+        trace(Recurrent(), (5, 4))

@@ -44,19 +44,27 @@ GOLDEN_SCHEMA = [
         ["examples", "count", []],
     ]
 ]
-MASK = bytes([0b1001])  # coordinate i is bit i, little end first
-VALUES = struct.pack("<3f3B", 1.5, -2.0, 0.25, 7, 8, 9)
+MASK = bytes([2, 0b1001])  # a bitmap: position i is bit i, lowest first
+FLOATS = bytes([0]) + struct.pack("<3f", 1.5, -2.0, 0.25)  # as they are
+GATES = bytes([7, 8, 9])  # no tag: values that are not float32 stand raw
 
 
-def sealed(header: bytes, sections: bytes, magic=b"FSV1", version=1, flags=0) -> bytes:
+def sealed(header: bytes, blocks: bytes, magic=b"FSV1", version=1, flags=0) -> bytes:
     """A frame with a right checksum around anything."""
-    body = struct.pack("<4sHHI", magic, version, flags, len(header)) + header + sections
+    body = struct.pack("<4sHHI", magic, version, flags, len(header)) + header + blocks
     return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
 
 
-def forged(schema=GOLDEN_SCHEMA, numbers=(0.5, 300), mask=MASK, values=VALUES) -> bytes:
-    """A frame that is consistent in itself, whatever it announces; bytes are taken as packed."""
+def forged(schema=GOLDEN_SCHEMA, mask=MASK, floats=FLOATS, others=GATES, more=(), **changes):
+    """A frame that is consistent but for the `changes` of its header; bytes are taken as packed."""
     packed = schema if isinstance(schema, bytes) else msgspec.msgpack.encode(schema)
-    name = xxhash.xxh3_64_intdigest(packed)
-    header = [name, len(mask), len(values), list(numbers), packed]
-    return sealed(msgspec.msgpack.encode(header), mask + values)
+    header = {
+        "mark": xxhash.xxh3_64_intdigest(packed),
+        "masks": [len(mask)],
+        "values": [len(floats), len(others)],
+        "bases": [0],
+        "numbers": [0.5, 300],
+        "precision": 0,
+        "announced": packed,
+    } | changes
+    return sealed(msgspec.msgpack.encode([*header.values(), *more]), mask + floats + others)

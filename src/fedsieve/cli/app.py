@@ -7,7 +7,19 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from fedsieve.cli import lists, partition, run
+from fedsieve.cli import (
+    compare,
+    inspect,
+    lists,
+    partition,
+    plan,
+    report,
+    reproduce,
+    run,
+    sweep,
+    tune,
+    watch,
+)
 from fedsieve.core.errors import FedsieveError
 
 app = typer.Typer(
@@ -18,10 +30,18 @@ app = typer.Typer(
     help="Sparse, communication-efficient, probabilistic federated learning on PyTorch.",
 )
 app.command("run")(run.run)
+app.command("watch")(watch.watch)
+app.command("plan")(plan.plan)
+app.command("reproduce")(reproduce.reproduce)
+app.command("inspect")(inspect.inspect_path)
 app.command("methods")(lists.methods)
 app.command("datasets")(lists.datasets)
 app.command("models")(lists.models)
 app.command("partition")(partition.partition)
+app.command("report")(report.report)
+app.command("compare")(compare.compare_runs)
+app.command("sweep")(sweep.run_sweep)
+app.command("tune")(tune.run_tune)
 
 
 def main() -> None:

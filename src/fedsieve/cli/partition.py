@@ -61,12 +61,11 @@ def partition(
         return
     sizes = sorted(share.train for share in shares)
     console = Console()
-    console.print(f"{data.name}: {how} over {len(shares)} clients", highlight=False)
     middle = sizes[len(sizes) // 2]
-    console.print(
+    typer.echo(f"{data.name}: {how} over {len(shares)} clients")
+    typer.echo(
         f"training examples {sizes[0]} to {sizes[-1]}, median {middle}, {sum(sizes)} in all; "
-        f"classes held by a client {_classes_held(shares)}; fingerprint {parts.fingerprint}",
-        highlight=False,
+        f"classes held by a client {_classes_held(shares)}; fingerprint {parts.fingerprint}"
     )
     if show:
         _draw(console, shares)

@@ -116,6 +116,12 @@ class Live(_Shown):
         self._live.stop()
 
 
+def shown() -> Watcher:
+    """The view that fits where standard error goes."""
+    live = Live()
+    return live if live.is_terminal else Lines()
+
+
 class Rows(Watcher):
     """Every row as a JSON line on standard output."""
 

@@ -8,46 +8,42 @@ import typer
 
 from fedsieve import api
 from fedsieve.api import Watcher
-from fedsieve.cli.progress import Lines, Live, Rows, print_summary
-from fedsieve.config import read_toml
-from fedsieve.core.errors import ConfigError
+from fedsieve.cli import settings as s
+from fedsieve.cli.progress import Rows, print_summary, shown
+from fedsieve.trackers import Several, tracker
 
 
 def run(
-    config: Annotated[
-        Path | None, typer.Argument(help="TOML file with settings; options below override it.")
-    ] = None,
-    method: Annotated[str | None, typer.Option(help="See `fedsieve methods`.")] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="See `fedsieve datasets`; `npz:FILE`, `python:module:function`."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="See `fedsieve models`.")] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="How data is split, e.g. `dirichlet(0.5)`, `iid`, `natural`.")
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
-    cohort: Annotated[int | None, typer.Option(help="Clients per round.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over local data per round.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Mini-batches per round, not epochs.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples per mini-batch.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of the clients.")] = None,
-    seed: Annotated[int | None, typer.Option(help="All randomness follows from it.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes training side by side.")] = None,
+    config: s.ConfigFile = None,
+    method: s.Method = None,
+    dataset: s.Dataset = None,
+    model: s.Model = None,
+    partition: s.Partition = None,
+    clients: s.Clients = None,
+    cohort: s.Cohort = None,
+    rounds: s.Rounds = None,
+    epochs: s.Epochs = None,
+    steps: s.Steps = None,
+    batch_size: s.BatchSize = None,
+    lr: s.Lr = None,
+    seed: s.Seed = None,
+    wire: s.WireOption = None,
+    workers: s.Workers = None,
+    data_root: s.DataRoot = None,
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations.")] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Rounds between checkpoints.")
     ] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of data files (or FEDSIEVE_DATA).")
+    save_messages: Annotated[
+        str | None, typer.Option(metavar="1,10", help="Rounds whose messages are kept whole.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder: rows, result, checkpoints.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    set_: Annotated[
+    track: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting or method option."),
+        typer.Option(metavar="WHERE", help="Also log to `tensorboard:DIR` or `mlflow:URI`."),
     ] = None,
+    set_: s.Set = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Rows and result as JSON lines.")] = False,
 ) -> None:
@@ -61,6 +57,7 @@ def run(
     fedsieve run --method fedprox --rounds 50 --set proximal=0.1 --out runs/prox
     fedsieve run --out runs/prox --resume --rounds 100
     fedsieve run --dataset fashion_mnist --partition "dirichlet(0.2)" --clients 100 --workers 2
+    fedsieve run --out runs/long --track tensorboard:boards/long  # and: fedsieve watch runs/long
     ```
     """
     given = {
@@ -76,32 +73,20 @@ def run(
         "batch_size": batch_size,
         "lr": lr,
         "seed": seed,
+        "wire": wire,
         "workers": workers,
+        "data_root": data_root,
         "eval_every": eval_every,
         "checkpoint_every": checkpoint_every,
-        "data_root": None if data_root is None else str(data_root),
+        "save_messages": save_messages,
     }
-    settings = read_toml(config) if config is not None else {}
-    settings |= {name: value for name, value in given.items() if value is not None}
-    settings |= dict(map(_pair, set_ or []))
-    watcher = Rows() if json else Watcher() if quiet else _shown()
+    view = Rows() if json else Watcher() if quiet else shown()
+    watcher = Several(view, *map(tracker, track or []))
     with watcher:
-        result = api.run(out=out, resume=resume, watcher=watcher, **settings)
+        result = api.run(out=out, resume=resume, watcher=watcher, **s.collect(config, set_, given))
     if json:
         typer.echo(msgspec.json.encode(result.summary).decode())
     else:
         print_summary(result.summary, out)
     if result.summary.stopped != "finished":
         raise typer.Exit(130)
-
-
-def _shown() -> Watcher:
-    live = Live()
-    return live if live.is_terminal else Lines()
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found or not name:
-        raise ConfigError(f"--set {text!r}: write it as KEY=VALUE.")
-    return name.strip(), value.strip()

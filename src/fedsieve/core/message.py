@@ -21,7 +21,9 @@ Mask: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Whole:
-    """Every value of every tensor travels."""
+    """Every value of every tensor travels; `exact` ones are never rounded."""
+
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Natural:
 
 Role: TypeAlias = Whole | Kept | Bit | Number | Natural
 Dense: TypeAlias = Annotated[Params, Whole()]
+Exact: TypeAlias = Annotated[Params, Whole(exact=True)]
 Bits: TypeAlias = Annotated[Mask, Bit()]
 Scalar: TypeAlias = Annotated[float, Number()]
 Count: TypeAlias = Annotated[int, Natural()]

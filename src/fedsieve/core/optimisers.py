@@ -3,7 +3,8 @@
 `step` works in place on tensors its caller owns: the local loop on its working copy, `update` on
 fresh copies. The rate is an argument, so that a schedule or a method can set it. Update rules
 follow torch.optim (Kingma & Ba for Adam and Adamax, Reddi et al. for AMSGrad) and, for Yogi,
-Zaheer et al. 2018; L2 weight decay adds w * weight_decay to the gradient.
+Zaheer et al. 2018 with the bias correction of Adam; L2 weight decay adds w * weight_decay to
+the gradient.
 """
 
 import math

@@ -78,7 +78,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
     plain = [m for m in members if m is not types.NoneType]
     options = [m for m in plain if isinstance(m, type) and dataclasses.is_dataclass(m)]
     if isinstance(value, str) and options:
-        return read(value, options, where)
+        return read(value, options, f"value of {where}")
     for member in plain:
         fits, result = _fit(value, member, where)
         if fits:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, islice
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class Federation:
         steps: if given, the number of mini-batches of one round in place of `epochs`.
         drop_last: leave out an epoch's short last mini-batch, unless it is the only one.
         is_pooled: a single client holds all training shards; test shards stay as they are.
+        score_on: the shards models are scored on; tuning must not see test data.
     """
 
     dataset: Dataset
@@ -38,6 +40,7 @@ class Federation:
     steps: int | None = None
     drop_last: bool = False
     is_pooled: bool = False
+    score_on: Literal["test", "validation"] = "test"
 
     def __post_init__(self) -> None:
         in_range("batch_size", self.batch_size, 1)
@@ -92,6 +95,12 @@ class Federation:
             x, y = self.gather(rows)
             for start in range(0, len(rows), size):
                 yield Batch(x[start : start + size], y[start : start + size])
+
+    def scored_batches(self, shard: int) -> Iterator[Batch]:
+        """What a model of this shard's client is scored on."""
+        if self.score_on == "test":
+            return self.test_batches(self.test(shard))
+        return self.train_batches(self.validation(shard))
 
     def pooled(self) -> "Federation":
         """The same data with one client that holds all training shards."""

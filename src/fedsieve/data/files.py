@@ -29,11 +29,11 @@ class FileSource(Protocol):
 
 
 def folders(root: Path | None) -> tuple[Path, ...]:
-    """Folders to search, in order: `root`, else FEDSIEVE_DATA, else ./data and ../shared/data."""
+    """Folders to search, in order: `root`, else FEDSIEVE_DATA, else ./data."""
     if root is not None:
         return (root,)
     named = os.environ.get("FEDSIEVE_DATA")
-    return (Path(named),) if named else (Path("data"), Path("../shared/data"))
+    return (Path(named or "data"),)
 
 
 def is_present(source: type[FileSource], root: Path | None) -> bool:

@@ -19,6 +19,7 @@ class Scores(NamedTuple):
     global_accuracy: float | None
     local_accuracy: float | None
     loss: float | None
+    client_accuracy: list[float] = []  # noqa: RUF012 - never changed
 
 
 def evaluate(
@@ -45,10 +46,12 @@ def evaluate(
     if own is None:
         return Scores(None, None, None)
     whole = (own if common is None else common).sum(0)
+    own_scores = [task.score(tally) for tally in own]
     return Scores(
         global_accuracy=None if common is None else task.score(whole),
-        local_accuracy=sum(task.score(tally) for tally in own) / len(own),
+        local_accuracy=sum(own_scores) / len(own_scores),
         loss=task.mean_loss(whole),
+        client_accuracy=own_scores,
     )
 
 

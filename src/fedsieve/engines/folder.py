@@ -1,7 +1,9 @@
 """The run folder: configuration, rows, messages, checkpoints, client states, result, model.
 
-    config.toml  rounds.jsonl  messages.jsonl  result.json  model.safetensors
-    checkpoints/0000010/{server.safetensors,position.json}  clients/<client>-<round>.safetensors
+    config.toml  rounds.jsonl  evaluations.jsonl  messages.jsonl  result.json  model.safetensors
+    checkpoints/0000010/{server.safetensors,position.msgpack}
+    clients/{states,residuals}/<client>-<round>.safetensors
+    messages/<round>-<client>-{up,down}.frame  supports/<round>.bits
 
 Everything in it is there whole or not at all: a run that is killed goes on from its last
 checkpoint, and rows written after it are cut off and written again.
@@ -15,25 +17,29 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from fedsieve.core.errors import ResumeError
+from fedsieve.core.message import Mask
 from fedsieve.engines import blob
 from fedsieve.engines.post import Link, Links
-from fedsieve.engines.rounds import Position
-from fedsieve.engines.store import ClientStore
-from fedsieve.ledger.bytes import Sent
+from fedsieve.engines.recall import Packed
+from fedsieve.engines.rounds import Played, Position
+from fedsieve.engines.store import Stores
 from fedsieve.ledger.rows import Row, Summary
 
 KEPT_CHECKPOINTS = 2
+MOST_SUPPORTS = 40
 
 
 class Saved(msgspec.Struct, frozen=True):
     """What stands beside the server's tensors in a checkpoint."""
 
     done: int
-    links: dict[str, tuple[list[int], list[int]]]  # client -> schema hashes down and up
+    links: dict[str, tuple[list[int], list[int], list[int]]]  # client -> Link
     schemas: tuple[bytes, ...]
-    versions: dict[str, int]  # client -> round of its accepted state
+    masks: tuple[tuple[int, bytes, int], ...]
+    versions: dict[str, dict[str, int]]  # store -> client -> round of what it holds
 
 
 class RunFolder:
@@ -42,6 +48,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.clients = path / "clients"
+        self.messages = path / "messages"
+        self.supports = path / "supports"
         self._checkpoints = path / "checkpoints"
 
     @property
@@ -55,18 +63,40 @@ class RunFolder:
                 f"{self.path} is not empty. Continue it with --resume, or choose another --out."
             )
         self.path.mkdir(parents=True, exist_ok=True)
+        self.configure(config_text)
+
+    def configure(self, config_text: str) -> None:
+        """Write the configuration that gives the run as it will be."""
         blob.write(self.path / "config.toml", config_text.encode())
 
-    def append(self, row: Row, messages: Iterable[Sent]) -> None:
-        """Add a round."""
-        with (self.path / "messages.jsonl").open("ab") as file:
-            file.writelines(msgspec.json.encode(message) + b"\n" for message in messages)
-        with (self.path / "rounds.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(row) + b"\n")
+    def append(self, played: Played) -> None:
+        """Add a round; its row is written last."""
+        for frame in played.frames:
+            self.messages.mkdir(exist_ok=True)
+            blob.write(self.messages / frame.file_name, msgspec.msgpack.encode(frame))
+        self._add("messages.jsonl", played.messages)
+        self._add("evaluations.jsonl", [played.evaluation] if played.evaluation else [])
+        self._add("rounds.jsonl", [played.row])
 
-    def save(self, position: Position, store: ClientStore) -> None:
-        """Write a checkpoint, then drop what no checkpoint needs any more."""
-        versions = store.flush()
+    def keep_support(self, number: int, mask: Mask) -> None:
+        """Keep where the global model is not 0; of many rounds, evenly spread ones."""
+        self.supports.mkdir(exist_ok=True)
+        flat = np.concatenate([m.numpy().reshape(-1) for m in mask.values()])
+        blob.write(self.supports / f"{number:07d}.bits", np.packbits(flat).tobytes())
+        kept = sorted(self.supports.glob("*.bits"))
+        if len(kept) > MOST_SUPPORTS:
+            for path in kept[1::2]:
+                path.unlink()
+
+    def save(self, position: Position, stores: Stores) -> None:
+        """Write a checkpoint, then drop what no checkpoint needs any more.
+
+        A round that was cut off between accepting states and its end leaves states newer than the
+        position; then the checkpoint before stays the last one.
+        """
+        if any(store.newest > position.done for store in stores):
+            return
+        versions = {name: store.flush() for name, store in stores._asdict().items()}
         target = self._checkpoints / f"{position.done:07d}"
         if target.exists():
             return
@@ -75,39 +105,47 @@ class RunFolder:
         fresh.mkdir(parents=True)
         saved = Saved(
             position.done,
-            {str(c): (sorted(x.down), sorted(x.up)) for c, x in position.links.items()},
+            {
+                str(client): (sorted(link.down), sorted(link.up), list(link.masks))
+                for client, link in position.links.items()
+            },
             position.schemas,
-            {str(c): v for c, v in versions.items()},
+            tuple((mark, *packed) for mark, packed in position.masks.items()),
+            {name: {str(c): v for c, v in held.items()} for name, held in versions.items()},
         )
         blob.write(fresh / "server.safetensors", blob.pack(position.server))
-        blob.write(fresh / "position.json", msgspec.json.encode(saved))
+        blob.write(fresh / "position.msgpack", msgspec.msgpack.encode(saved))
         fresh.rename(target)
         _sync(self._checkpoints)
         names = self._found()
         for old in names[:-KEPT_CHECKPOINTS]:
             shutil.rmtree(old)
-        kept = [_versions(self._saved(path)) for path in names[-KEPT_CHECKPOINTS:]]
-        store.forget_all_but(kept)
+        saved_ones = [self._saved(path) for path in names[-KEPT_CHECKPOINTS:]]
+        for name, store in stores._asdict().items():
+            store.forget_all_but([_versions(s, name) for s in saved_ones])
 
-    def load(self, server_kind: type, store: ClientStore) -> tuple[Position | None, list[Row]]:
+    def load(self, server_kind: type, stores: Stores) -> tuple[Position | None, list[Row]]:
         """The newest checkpoint and the rows up to it; (None, []) when there is none yet."""
         found = self._found()
         if not found:
             self._cut(0)
             return None, []
         saved = self._saved(found[-1])
-        store.restore(_versions(saved))
+        for name, store in stores._asdict().items():
+            store.restore(_versions(saved, name))
         server = blob.read(server_kind, found[-1] / "server.safetensors")
         links: Links = {
-            int(c): Link(frozenset(down), frozenset(up)) for c, (down, up) in saved.links.items()
+            int(client): Link(frozenset(down), frozenset(up), tuple(masks))
+            for client, (down, up, masks) in saved.links.items()
         }
+        table = {mark: Packed(bits, size) for mark, bits, size in saved.masks}
         rows = self._cut(saved.done)
         if len(rows) != saved.done:
             raise ResumeError(
                 f"{self.path}: rounds.jsonl has {len(rows)} rows, the checkpoint {saved.done}. "
                 "Start again in a new folder."
             )
-        return Position(saved.done, server, links, saved.schemas), rows
+        return Position(saved.done, server, links, saved.schemas, table), rows
 
     def finish(self, summary: Summary, model: dict[str, Any] | None) -> None:
         """Write the result, and the global model if there is one."""
@@ -116,19 +154,28 @@ class RunFolder:
         text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
         blob.write(self.path / "result.json", text + b"\n")
 
+    def _add(self, name: str, lines: Iterable[msgspec.Struct]) -> None:
+        with (self.path / name).open("ab") as file:
+            file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
+
     def _found(self) -> list[Path]:
         return sorted(p for p in self._checkpoints.glob("*") if p.name.isdigit())
 
     def _saved(self, checkpoint: Path) -> Saved:
         try:
-            return msgspec.json.decode((checkpoint / "position.json").read_bytes(), type=Saved)
+            return msgspec.msgpack.decode(
+                (checkpoint / "position.msgpack").read_bytes(), type=Saved
+            )
         except (OSError, msgspec.MsgspecError) as error:
             raise ResumeError(f"{checkpoint}: not a readable checkpoint ({error}).") from error
 
     def _cut(self, done: int) -> list[Row]:
         """Drop rows and messages after round `done`, and a line that was cut off by a crash."""
         rows = []
-        for name in ("rounds.jsonl", "messages.jsonl"):
+        for path in self.supports.glob("*.bits"):
+            if int(path.stem) > done:
+                path.unlink()
+        for name in ("rounds.jsonl", "messages.jsonl", "evaluations.jsonl"):
             path = self.path / name
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             kept = [x for x in lines if x.endswith(b"\n") and json.loads(x)["round"] <= done]
@@ -138,8 +185,8 @@ class RunFolder:
         return rows
 
 
-def _versions(saved: Saved) -> dict[int, int]:
-    return {int(client): version for client, version in saved.versions.items()}
+def _versions(saved: Saved, store: str) -> dict[int, int]:
+    return {int(client): version for client, version in saved.versions[store].items()}
 
 
 def _sync(folder: Path) -> None:

@@ -17,9 +17,22 @@ import torch
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.message import Params
 from fedsieve.engines import blob
-from fedsieve.engines.site import Evaluate, Failure, Reply, Request, Response, Site, Tallies, Train
+from fedsieve.engines.recall import Packed, recall, remember
+from fedsieve.engines.site import (
+    Evaluate,
+    Failure,
+    Refusal,
+    Reply,
+    Request,
+    Response,
+    Site,
+    Tallies,
+    Train,
+)
 from fedsieve.ledger.flops import Flops
+from fedsieve.wire.codec import Bools
 from fedsieve.wire.frame import Payload
+from fedsieve.wire.schema import Hash
 
 
 class Pool:
@@ -57,6 +70,8 @@ class Pool:
                 idle.append(worker)
 
     def close(self) -> None:
+        for worker in self._workers:  # all pipes first: later workers hold ends of earlier ones
+            worker.connection.close()
         for worker in self._workers:
             worker.close()
 
@@ -86,11 +101,12 @@ class _Worker:
         try:
             if isinstance(request, Train):
                 is_new = request.down is not down
-                announced = sorted(request.announced)
-                self._write("train", request.client, request.schema, announced, request.key, is_new)
+                told = sorted(request.announced), _packed_masks(request.masks)
+                self._write("train", request.client, request.schema, *told, request.key, is_new)
                 if is_new:
                     self.connection.send_bytes(request.down)
                 self.connection.send_bytes(blob.pack(request.state))
+                self.connection.send_bytes(blob.pack(request.residual))
                 self._held = request.down, model
             else:
                 is_new = request.model is not model
@@ -107,7 +123,10 @@ class _Worker:
             case ["reply", client, parts, paper, values, flops, seconds]:
                 up = Payload(self.connection.recv_bytes(), *parts)
                 state = blob.unpack(self._state_kind, self.connection.recv_bytes())
-                return Reply(client, up, paper, state, values, Flops(*flops), seconds)
+                residual = blob.unpack(Params, self.connection.recv_bytes())
+                return Reply(client, up, paper, state, residual, values, Flops(*flops), seconds)
+            case ["refusal", client, error]:
+                return Refusal(client, error)
             case ["failure", client, error, trace]:
                 return Failure(client, error, trace)
             case ["tallies", shards]:
@@ -136,26 +155,35 @@ def _serve(pipe: Connection, parents: Connection, site: Site, state_kind: type) 
         try:
             head = msgspec.msgpack.decode(pipe.recv_bytes())
             match head:
-                case ["train", client, schema, announced, key, is_new]:
+                case ["train", client, schema, announced, packed, key, is_new]:
                     down = pipe.recv_bytes() if is_new else down
                     state = blob.unpack(state_kind, pipe.recv_bytes())
-                    told = frozenset(announced)
-                    request: Request = Train(client, down, schema, told, state, key)
+                    residual = blob.unpack(Params, pipe.recv_bytes())
+                    table = {mark: Packed(bits, size) for mark, bits, size in packed}
+                    told = frozenset(announced), recall(table, table)
+                    request: Request = Train(client, down, schema, *told, state, residual, key)
                 case ["evaluate", shards, is_new]:
                     model = blob.unpack(Params, pipe.recv_bytes()) if is_new else model
                     request = Evaluate(model, tuple(shards))
             _answer(pipe, site.handle(request))
-        except (EOFError, BrokenPipeError):
+        except (EOFError, OSError):
             return
+
+
+def _packed_masks(masks: dict[Hash, Bools]) -> list[tuple[Hash, bytes, int]]:
+    return [(mark, *packed) for mark, packed in remember({}, masks).items()]
 
 
 def _answer(pipe: Connection, response: Response) -> None:
     match response:
-        case Reply(client, up, paper, state, values, flops, seconds):
+        case Reply(client, up, paper, state, residual, values, flops, seconds):
             head = ["reply", client, up[1:], paper, values, flops, seconds]
             pipe.send_bytes(msgspec.msgpack.encode(head))
             pipe.send_bytes(up.data)
             pipe.send_bytes(blob.pack(state))
+            pipe.send_bytes(blob.pack(residual))
+        case Refusal():
+            pipe.send_bytes(msgspec.msgpack.encode(["refusal", *response]))
         case Failure():
             pipe.send_bytes(msgspec.msgpack.encode(["failure", *response]))
         case Tallies(shards, tallies):

@@ -2,19 +2,24 @@
 
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from fedsieve.core.keys import Key
+from fedsieve.core.keys import Key, fold
 from fedsieve.core.method import AnyMethod
+from fedsieve.engines.recall import MaskTable, recall, remember
+from fedsieve.engines.site import Reply
 from fedsieve.ledger.bytes import Sent
-from fedsieve.wire.codec import encode
+from fedsieve.wire.codec import Bools, Coding, Known, encode, masks_of
 from fedsieve.wire.frame import Payload
+from fedsieve.wire.inspect import Frame
+from fedsieve.wire.precision import Precision
 from fedsieve.wire.schema import Hash, schema_of
 
 
 class Link(NamedTuple):
-    """Which schemas both ends of a client's link know already, by hash."""
+    """What both ends of a client's link hold, by hash."""
 
-    down: frozenset[Hash] = frozenset()
-    up: frozenset[Hash] = frozenset()
+    down: frozenset[Hash] = frozenset()  # schemas of broadcasts
+    up: frozenset[Hash] = frozenset()  # schemas of replies
+    masks: tuple[Hash, ...] = ()  # of the last exchange
 
 
 Links: TypeAlias = dict[int, Link]
@@ -25,35 +30,72 @@ class Letter(NamedTuple):
 
     payload: Payload
     paper_bytes: int
-    schema: bytes  # what the client remembers of it; b"" where the frame announces it
+    schema: bytes  # packed
+    is_told: bool  # the client remembers the schema, and the frame does not announce it
     mark: frozenset[Hash]  # the schema's hash; empty for a message without fields
+    masks: dict[Hash, Bools]  # that the client holds once it has read it
 
 
 class Post:
     """Letters of one round."""
 
-    def __init__(self, method: AnyMethod, server: Any, key: Key) -> None:
+    def __init__(
+        self, method: AnyMethod, server: Any, key: Key, precision: Precision, table: MaskTable
+    ) -> None:
         self._method, self._server, self._key = method, server, key
+        self._coding, self._table = Coding(precision, fold(key, "wire")), table
         self._last: Any = None
-        self._letters: dict[bool, Letter] = {}
+        self._masks: dict[Hash, Bools] = {}
+        self._letters: dict[tuple[bool, tuple[Hash, ...]], Letter] = {}
 
     def letter(self, client: int, link: Link) -> Letter:
-        """The message for `client`, announcing its schema where the link has not seen it."""
+        """The message for `client`, without what its link holds already."""
         message = self._method.broadcast(self._server, client, self._key)
         if self._last is None or not _is_same(message, self._last):
             self._last, self._letters = message, {}
+            self._masks = masks_of(message) if message else {}
         if not message:
-            return Letter(encode(message), 0, b"", frozenset())
+            return Letter(encode(message), 0, b"", True, frozenset(), {})  # noqa: FBT003
         schema, mark = schema_of(message)
-        is_told = mark in link.down
-        if is_told not in self._letters:
-            self._letters[is_told] = Letter(
-                encode(message, link.down),
+        is_told, held = mark in link.down, link.masks if self._masks else ()
+        if (is_told, held) not in self._letters:
+            known = Known(link.down, recall(self._table, held))
+            self._letters[is_told, held] = Letter(
+                encode(message, known, self._coding),
                 self._method.paper_bytes(message),
-                schema.packed() if is_told else b"",
+                schema.packed(),
+                is_told,
                 frozenset({mark}),
+                self._masks,
             )
-        return self._letters[is_told]
+        return self._letters[is_told, held]
+
+
+def frames_of(
+    number: int, reply: Reply, up: Any, letter: Letter, held: dict[Hash, Bools]
+) -> list[Frame]:
+    """The two messages of an exchange with all that is needed to read them."""
+    if not reply.up.data or not letter.payload.data:
+        return []
+    packed = tuple((mark, *mask) for mark, mask in remember({}, held | letter.masks).items())
+    return [
+        Frame(
+            round=number,
+            client=reply.client,
+            direction=direction,
+            schema=schema,
+            masks=packed,
+            data=payload.data,
+        )
+        for direction, schema, payload in _directions(reply, up, letter)
+    ]
+
+
+def _directions(
+    reply: Reply, up: Any, letter: Letter
+) -> list[tuple[Literal["up", "down"], bytes, Payload]]:
+    told = schema_of(up)[0].packed()
+    return [("down", letter.schema, letter.payload), ("up", told, reply.up)]
 
 
 def sent(

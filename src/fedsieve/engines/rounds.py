@@ -11,37 +11,43 @@ from fedsieve.core.errors import ConfigError, RoundError, WireError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import AnyMethod, Method, message_types
 from fedsieve.data.federation import Federation
+from fedsieve.engines.account import Accepted, Exchange, account
 from fedsieve.engines.evaluate import Scores, evaluate
-from fedsieve.engines.post import Letter, Link, Links, Post, sent
-from fedsieve.engines.site import Executor, Failure, Reply, Response, Train
-from fedsieve.engines.store import ClientStore
-from fedsieve.ledger.bytes import Sent, total
-from fedsieve.ledger.flops import density
-from fedsieve.ledger.rows import Row
-from fedsieve.wire.codec import Decoder
-from fedsieve.wire.schema import schema_of
+from fedsieve.engines.post import Letter, Link, Links, Post, frames_of, sent
+from fedsieve.engines.recall import MaskTable, recall, remember
+from fedsieve.engines.site import Executor, Failure, Refusal, Reply, Response, Train
+from fedsieve.engines.store import Stores
+from fedsieve.ledger.bytes import Sent
+from fedsieve.ledger.rows import Evaluation, Row
+from fedsieve.wire.codec import Decoder, UnheldError, masks_of
+from fedsieve.wire.inspect import Frame
+from fedsieve.wire.precision import Precision
+from fedsieve.wire.schema import Hash, schema_of
 
 log = logging.getLogger("fedsieve")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The numbers of a job that the loop needs."""
+    """The settings of a job that the loop needs."""
 
     seed: int
     rounds: int
     cohort: int
     eval_every: int
     min_replies: int
+    precision: Precision = "fp32"  # of broadcasts; clients' messages are the site's
+    kept_rounds: frozenset[int] = frozenset()  # whose messages are handed on whole
 
 
 class Position(NamedTuple):
-    """All that a run has reached, but for client states, which live in the store."""
+    """All that a run has reached, but for client states, which live in the stores."""
 
     done: int
     server: Any
     links: Links
     schemas: tuple[bytes, ...]  # of clients' messages, as the server has been told
+    masks: MaskTable  # that links refer to
 
 
 class Played(NamedTuple):
@@ -49,14 +55,18 @@ class Played(NamedTuple):
 
     position: Position
     row: Row
+    evaluation: Evaluation | None
     messages: list[Sent]
+    frames: list[Frame]  # of rounds to be kept
 
 
-class Accepted(NamedTuple):
-    """A reply whose message could be read."""
+class Tried(NamedTuple):
+    """One try at an exchange; those who refused may be tried again."""
 
-    reply: Reply
-    up: Any
+    accepted: list[Accepted]
+    failures: list[Failure]
+    refused: list[int]
+    messages: list[Sent]
 
 
 class Rounds:
@@ -67,19 +77,19 @@ class Rounds:
         method: AnyMethod,
         federation: Federation,
         plan: Plan,
-        store: ClientStore,
+        stores: Stores,
         execute: Executor,
         on_reply: Callable[[int, int], None] | None = None,
     ) -> None:
         self.method, self.federation, self.plan = method, federation, plan
-        self.store, self.execute, self._on_reply = store, execute, on_reply
+        self.stores, self.execute, self._on_reply = stores, execute, on_reply
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
         self._has_observers = type(method).observe is not Method.observe
 
     def start(self) -> Position:
         """The position before the first round."""
-        return Position(0, self.method.init_server(fold(self.plan.seed, "init")), {}, ())
+        return Position(0, self.method.init_server(fold(self.plan.seed, "init")), {}, (), {})
 
     def play(self, position: Position) -> Iterator[Played]:
         """Run round after round; each is complete when it is yielded.
@@ -96,28 +106,41 @@ class Rounds:
 
     def _round(self, position: Position) -> Played:
         started = time.perf_counter()
-        number, links = position.done + 1, dict(position.links)
+        number, links, masks = position.done + 1, dict(position.links), position.masks
         cohort = self._cohort(position)
-        post = Post(self.method, position.server, fold(self.plan.seed, "broadcast", number))
+        key = fold(self.plan.seed, "broadcast", number)
+        post = Post(self.method, position.server, key, self.plan.precision, masks)
         letters = {client: post.letter(client, links.get(client, Link())) for client in cohort}
-        accepted, failures = self._exchange(number, letters, links)
-        ups = [a.up for a in accepted]
+        accepted, failures, messages = self._exchange(position, letters, post)
         server = self.method.server_update(
-            position.server, ups, fold(self.plan.seed, "server", number)
+            position.server, [a.up for a in accepted], fold(self.plan.seed, "server", number)
         )
         for reply, up in accepted:
-            before = links.get(reply.client, Link())
-            mark = {schema_of(up)[1]} if reply.up.data else set[int]()
-            links[reply.client] = Link(before.down | letters[reply.client].mark, before.up | mark)
-            self.store.put(reply.client, reply.state, number)
-        messages = [
-            sent(number, c, "down", x.payload, x.paper_bytes) for c, x in letters.items()
-        ] + [sent(number, r.client, "up", r.up, r.paper_bytes) for r, _ in accepted]
+            letter, before = letters[reply.client], links.get(reply.client, Link())
+            told = {schema_of(up)[1]} if reply.up.data else set[Hash]()
+            held = letter.masks | (masks_of(up) if reply.up.data else {})
+            links[reply.client] = Link(before.down | letter.mark, before.up | told, tuple(held))
+            masks = remember(masks, held) if held else masks
+            self.stores.states.put(reply.client, reply.state, number)
+            if reply.residual:
+                self.stores.residuals.put(reply.client, reply.residual, number)
         if self._has_observers:
-            messages += self._observe(number, post, set(cohort), links)
-        row = self._row(number, started, server, accepted, failures, messages)
+            messages += self._observe(position, post, set(cohort), links)
         schemas = tuple(schema.packed() for schema in self._decoder.schemas.values())
-        return Played(Position(number, server, links, schemas), row, messages)
+        scores = Scores(None, None, None)
+        if number % self.plan.eval_every == 0 or number == self.plan.rounds:
+            states = self.stores.states
+            scores = evaluate(self.method, server, states, self.federation, self.execute)
+        seconds = time.perf_counter() - started
+        exchange = Exchange(accepted, failures, messages)
+        row, evaluation = account(self.method, server, exchange, scores, number, seconds)
+        frames = []
+        if number in self.plan.kept_rounds:
+            for reply, up in accepted:
+                letter, link = letters[reply.client], position.links.get(reply.client, Link())
+                frames += frames_of(number, reply, up, letter, recall(position.masks, link.masks))
+        after = Position(number, server, links, schemas, masks)
+        return Played(after, row, evaluation, messages, frames)
 
     def _cohort(self, position: Position) -> list[int]:
         size, draw = self.method.cohort(position.server, self.plan.cohort, position.done)
@@ -128,111 +151,97 @@ class Rounds:
             )
         return keys.sample(fold(self.plan.seed, "cohort", draw), clients, size)
 
-    def _exchange(
-        self, number: int, letters: dict[int, Letter], links: Links
-    ) -> tuple[list[Accepted], list[Failure]]:
-        """Let the cohort work, largest client first; returns usable replies sorted by client."""
+    def _exchange(self, position: Position, letters: dict[int, Letter], post: Post) -> Exchange:
+        """Let the cohort work, largest client first; usable replies come sorted by client."""
         order = sorted(letters, key=self.federation.examples, reverse=True)
-        requests = [
-            Train(
-                client,
-                letters[client].payload.data,
-                letters[client].schema,
-                links.get(client, Link()).up,
-                self.store.get(client),
-                fold(self.plan.seed, "client", number, client),
+        first = self._try(position, {client: letters[client] for client in order}, position.links)
+        # Whoever does not hold what a message refers to gets, or gives, a whole one.
+        whole = {client: post.letter(client, Link()) for client in first.refused}
+        second = self._try(position, whole, {}) if whole else Tried([], [], [], [])
+        accepted, failures = first.accepted + second.accepted, first.failures + second.failures
+        failures += [Failure(client, "it refused a whole message") for client in second.refused]
+        for failure in failures:
+            log.warning("round %d: client %d left out: %s", position.done + 1, *failure[:2])
+        if len(accepted) < max(self.plan.min_replies, 1):
+            why = "".join(f"Client {f.client}: {f.error}\n{f.trace}" for f in failures[:1])
+            raise RoundError(
+                f"round {position.done + 1}: {len(accepted)} of {len(letters)} clients gave a "
+                f"usable answer, min_replies={self.plan.min_replies}. All rounds before are kept. "
+                f"{why}".rstrip()
             )
-            for client in order
-        ]
-        accepted, failures = [], []
+        accepted.sort(key=lambda a: a.reply.client)
+        return Exchange(accepted, failures, first.messages + second.messages)
+
+    def _try(self, position: Position, letters: dict[int, Letter], links: Links) -> Tried:
+        number, tried = position.done + 1, Tried([], [], [], [])
+        requests = (
+            self._request(position, client, letter, links.get(client, Link()))
+            for client, letter in letters.items()
+        )
+        for client, letter in letters.items():
+            line = sent(number, client, "down", letter.payload, letter.paper_bytes)
+            tried.messages.append(line)
         for count, response in enumerate(self.execute(requests), 1):
             if self._on_reply is not None:
-                self._on_reply(count, len(requests))
-            match self._accept(response):
+                self._on_reply(count, len(letters))
+            match self._read(response, position, letters, links):
                 case Accepted() as usable:
-                    accepted.append(usable)
-                case failure:
-                    log.warning("round %d: client %d left out: %s", number, *failure[:2])
-                    failures.append(failure)
-        if len(accepted) < max(self.plan.min_replies, 1):
-            first = failures[0]
-            raise RoundError(
-                f"round {number}: {len(accepted)} of {len(requests)} clients gave a usable answer, "
-                f"min_replies={self.plan.min_replies}. All rounds before are kept. "
-                f"Client {first.client}: {first.error}\n{first.trace}".rstrip()
-            )
-        return sorted(accepted, key=lambda a: a.reply.client), failures
+                    tried.accepted.append(usable)
+                case Refusal(client):
+                    tried.refused.append(client)
+                case Failure() as failure:
+                    tried.failures.append(failure)
+            if isinstance(response, Reply):
+                line = sent(number, response.client, "up", response.up, response.paper_bytes)
+                tried.messages.append(line)
+        tried.messages.sort(key=lambda m: (m.direction, m.client))
+        return tried
 
-    def _accept(self, response: Response) -> Accepted | Failure:
-        if not isinstance(response, Reply):
-            return Failure(*response) if isinstance(response, Failure) else Failure(-1, "no reply")
+    def _request(self, position: Position, client: int, letter: Letter, link: Link) -> Train:
+        return Train(
+            client,
+            letter.payload.data,
+            letter.schema if letter.is_told else b"",
+            link.up,
+            recall(position.masks, link.masks),
+            self.stores.states.get(client),
+            self.stores.residuals.get(client),
+            fold(self.plan.seed, "client", position.done + 1, client),
+        )
+
+    def _read(
+        self, reply: Response, position: Position, letters: dict[int, Letter], links: Links
+    ) -> Accepted | Refusal | Failure:
+        if not isinstance(reply, Reply):
+            return reply if isinstance(reply, Refusal | Failure) else Failure(-1, "no reply")
+        link = links.get(reply.client, Link())
+        held = letters[reply.client].masks | recall(position.masks, link.masks)
         try:
-            up = self._decoder.decode(response.up.data, self._up_kind)
+            up = self._decoder.decode(reply.up.data, self._up_kind, held)
+        except UnheldError as error:
+            return Refusal(reply.client, str(error))
         except WireError as error:
-            return Failure(response.client, f"its message cannot be read: {error}")
+            return Failure(reply.client, f"its message cannot be read: {error}")
         if not tree.is_finite(up):
-            return Failure(response.client, "its message has non-finite values")
-        return Accepted(response, up)
+            return Failure(reply.client, "its message has non-finite values")
+        return Accepted(reply, up)
 
-    def _observe(self, number: int, post: Post, cohort: set[int], links: Links) -> list[Sent]:
+    def _observe(
+        self, position: Position, post: Post, cohort: set[int], links: Links
+    ) -> list[Sent]:
         """Deliver the broadcast to everyone else; its bytes count."""
-        messages = []
+        number, messages = position.done + 1, []
         for client in range(self.federation.num_clients):
             if client in cohort:
                 continue
             link = links.get(client, Link())
             letter = post.letter(client, link)
-            if letter.schema:
+            if letter.is_told and letter.schema:
                 self._decoder.learn(letter.schema)
-            down = self._decoder.decode(letter.payload.data, self._down_kind)
-            self.store.put(client, self.method.observe(down, self.store.get(client)), number)
+            held = recall(position.masks, link.masks)
+            down = self._decoder.decode(letter.payload.data, self._down_kind, held)
+            states = self.stores.states
+            states.put(client, self.method.observe(down, states.get(client)), number)
             links[client] = link._replace(down=link.down | letter.mark)
             messages.append(sent(number, client, "down", letter.payload, letter.paper_bytes))
         return messages
-
-    def _row(
-        self,
-        number: int,
-        started: float,
-        server: Any,
-        accepted: list[Accepted],
-        failures: list[Failure],
-        messages: list[Sent],
-    ) -> Row:
-        is_due = number % self.plan.eval_every == 0 or number == self.plan.rounds
-        scores = Scores(None, None, None)
-        if is_due:
-            scores = evaluate(self.method, server, self.store, self.federation, self.execute)
-        up, down = total(messages, "up"), total(messages, "down")
-        flops = [a.reply.flops for a in accepted]
-        return Row(
-            round=number,
-            seconds=time.perf_counter() - started,
-            clients=len(accepted),
-            failed=len(failures),
-            up_bytes=up.total_bytes,
-            down_bytes=down.total_bytes,
-            up_paper_bytes=up.paper_bytes,
-            down_paper_bytes=down.paper_bytes,
-            flops_dense=sum(f.dense for f in flops),
-            flops_ideal=sum(f.ideal for f in flops),
-            flops_realisable=sum(f.realisable for f in flops),
-            density=self._density(server, accepted),
-            values=_means([a.reply.values for a in accepted]),
-            global_accuracy=scores.global_accuracy,
-            local_accuracy=scores.local_accuracy,
-            loss=scores.loss,
-        )
-
-    def _density(self, server: Any, accepted: list[Accepted]) -> float:
-        """Share of non-zeros in the deployed model; for personal ones the mean over the cohort."""
-        graph = self.method.task.graph
-        states = [a.reply.state for a in accepted] if self.method.personal else [()]
-        models = [self.method.deploy(server, state) for state in states]
-        shares = [density(model, graph) for model in models if model is not None]
-        return sum(shares) / len(shares) if shares else 1.0
-
-
-def _means(values: list[dict[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for one in values for name in one)
-    return {n: sum(v[n] for v in values if n in v) / sum(n in v for v in values) for n in names}

@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from fedsieve.core import tree
-from fedsieve.core.keys import Key
+from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Params
 from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.data.federation import Federation
+from fedsieve.engines.feedback import add_residual, residual_of
 from fedsieve.ledger.flops import Flops, flops
-from fedsieve.wire.codec import Decoder, encode
+from fedsieve.wire.codec import Bools, Coding, Decoder, Known, UnheldError, encode, masks_of
 from fedsieve.wire.frame import Payload
+from fedsieve.wire.precision import Precision
+from fedsieve.wire.schema import Hash, schema_of
 
 
 class Train(NamedTuple):
@@ -24,8 +27,10 @@ class Train(NamedTuple):
     client: int
     down: bytes
     schema: bytes  # of `down`, if the client was told in an earlier round; else b""
-    announced: frozenset[int]  # schemas this client has told the server
+    announced: frozenset[Hash]  # schemas this client has told the server
+    masks: dict[Hash, Bools]  # that both hold since their last exchange
     state: Any
+    residual: Params  # what rounding took from its last message; empty without error feedback
     key: Key
 
 
@@ -43,9 +48,17 @@ class Reply(NamedTuple):
     up: Payload
     paper_bytes: int
     state: Any
+    residual: Params
     values: dict[str, float]
     flops: Flops
     seconds: float
+
+
+class Refusal(NamedTuple):
+    """A broadcast that refers to something the client does not hold: send it whole."""
+
+    client: int
+    error: str
 
 
 class Failure(NamedTuple):
@@ -64,40 +77,54 @@ class Tallies(NamedTuple):
 
 
 Request: TypeAlias = Train | Evaluate
-Response: TypeAlias = Reply | Failure | Tallies
+Response: TypeAlias = Reply | Refusal | Failure | Tallies
 Executor: TypeAlias = Callable[[Iterable[Request]], Iterable[Response]]
+
+
+class Wire(NamedTuple):
+    """How floats travel, and whether clients make up for rounding."""
+
+    precision: Precision = "fp32"
+    error_feedback: bool = False
+
+
+LOSSLESS = Wire()
 
 
 class Site:
     """Method, data and decoder of one process."""
 
-    def __init__(self, method: AnyMethod, federation: Federation) -> None:
-        self._method, self._federation = method, federation
-        self._down_kind, _ = message_types(method)
+    def __init__(self, method: AnyMethod, federation: Federation, wire: Wire = LOSSLESS) -> None:
+        self._method, self._federation, self._wire = method, federation, wire
+        self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
-        self._last_down: tuple[bytes, Any] = (b"", None)
+        self._last: tuple[bytes, Any, dict[Hash, Bools]] = (b"", None, {})
 
     def handle(self, request: Request) -> Response:
         """Do the work; whatever goes wrong is reported, so that the run can decide."""
         try:
             return self.train(request) if isinstance(request, Train) else self.evaluate(request)
+        except UnheldError as error:
+            return Refusal(_who(request), str(error))
         except Exception as error:  # noqa: BLE001 - any fault of a client is reported, not raised
-            who = request.client if isinstance(request, Train) else request.shards[0]
-            return Failure(who, f"{type(error).__name__}: {error}", traceback.format_exc())
+            text = f"{type(error).__name__}: {error}"
+            return Failure(_who(request), text, traceback.format_exc())
 
     def train(self, request: Train) -> Reply | Failure:
         """Decode, train, encode."""
         started = time.perf_counter()
-        down = self._decoded(request)
+        down, masks = self._decoded(request)
         data = self._federation.batches(request.client)
         up, state, metrics = self._method.client_update(down, request.state, data, request.key)
         if not tree.is_finite(state):
             return Failure(request.client, "its state has non-finite values")
+        payload, residual = self._encoded(up, request, masks)
         return Reply(
             client=request.client,
-            up=encode(up, request.announced),
+            up=payload,
             paper_bytes=self._method.paper_bytes(up),
             state=state,
+            residual=residual,
             values=metrics.values,
             flops=flops(self._method.task.graph, metrics.processed, metrics.mask),
             seconds=time.perf_counter() - started,
@@ -106,19 +133,33 @@ class Site:
     def evaluate(self, request: Evaluate) -> Tallies:
         rows = []
         for shard in request.shards:
-            batches = self._federation.test_batches(self._federation.test(shard))
             parts = [
                 self._method.task.tally(self._method.predict(request.model, batch.x), batch.y)
-                for batch in batches
+                for batch in self._federation.scored_batches(shard)
             ]
             rows.append(torch.stack(parts).sum(0))
         return Tallies(request.shards, torch.stack(rows))
 
-    def _decoded(self, request: Train) -> Any:
-        """A broadcast is decoded once per process: equal bytes are the same message."""
-        if self._last_down[1] is None or self._last_down[0] != request.down:
+    def _decoded(self, request: Train) -> tuple[Any, dict[Hash, Bools]]:
+        """A broadcast and its masks, decoded once per process: equal bytes are the same message."""
+        if self._last[1] is None or self._last[0] != request.down:
             if request.schema:
                 self._decoder.learn(request.schema)
-            message = self._decoder.decode(request.down, self._down_kind)
-            self._last_down = request.down, message
-        return self._last_down[1]
+            down = self._decoder.decode(request.down, self._down_kind, request.masks)
+            self._last = request.down, down, masks_of(down) if down else {}
+        return self._last[1:]
+
+    def _encoded(self, up: Any, request: Train, masks: dict[Hash, Bools]) -> tuple[Payload, Params]:
+        known = Known(request.announced, request.masks | masks)
+        coding = Coding(self._wire.precision, fold(request.key, "wire"))
+        if not self._wire.error_feedback:
+            return encode(up, known, coding), {}
+        meant = add_residual(up, request.residual)
+        payload = encode(meant, known, coding)
+        self._decoder.learn(schema_of(meant)[0].packed())
+        arrived = self._decoder.decode(payload.data, self._up_kind, known.masks)
+        return payload, residual_of(meant, arrived)
+
+
+def _who(request: Request) -> int:
+    return request.client if isinstance(request, Train) else request.shards[0]

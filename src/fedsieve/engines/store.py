@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedsieve.core import tree
 from fedsieve.core.errors import ResumeError
+from fedsieve.core.message import Params
 from fedsieve.engines import blob
 
 
@@ -24,14 +25,16 @@ class _Held(NamedTuple):
 class ClientStore:
     """States by client index; a client that never had one gets `init(client)`."""
 
-    def __init__(self, folder: Path, init: Callable[[int], Any], ram_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, init: Callable[[int], Any], ram_bytes: int, kind: Any = None
+    ) -> None:
         self._folder, self._init, self._ram_bytes = folder, init, ram_bytes
         self._hot: OrderedDict[int, _Held] = OrderedDict()
         self._hot_bytes = 0
         self.versions: dict[int, int] = {}
         sample = init(0)
         self.is_stateless = sample == ()
-        self.kind = type(sample)
+        self.kind = kind or type(sample)
 
     def get(self, client: int) -> Any:
         """The accepted state of a client."""
@@ -84,6 +87,11 @@ class ClientStore:
             if path not in needed:
                 path.unlink()
 
+    @property
+    def newest(self) -> int:
+        """The round of the newest accepted state; 0 when there is none."""
+        return max(self.versions.values(), default=0)
+
     def known(self) -> list[int]:
         """Clients that have a state of their own."""
         return sorted(self.versions)
@@ -107,3 +115,16 @@ class ClientStore:
 
     def _path(self, client: int, version: int) -> Path:
         return self._folder / f"{client:07d}-{version:07d}.safetensors"
+
+
+class Stores(NamedTuple):
+    """All that clients keep between rounds."""
+
+    states: ClientStore
+    residuals: ClientStore  # of error feedback
+
+
+def open_stores(folder: Path, init: Callable[[int], Any], ram_bytes: int) -> Stores:
+    """Stores below `folder`; `init(client)` is a client's first state."""
+    residuals = ClientStore(folder / "residuals", lambda _: {}, ram_bytes, Params)
+    return Stores(ClientStore(folder / "states", init, ram_bytes), residuals)

@@ -24,6 +24,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loss: float | None = None
 
 
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """What an evaluated round showed beyond its row."""
+
+    round: int
+    client_accuracy: list[float]  # of each test shard's own, or the global, model
+    layer_density: dict[str, float]  # of the global model, or the mean over the cohort's
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Totals and final figures of a run; `result.json`."""
 

@@ -3,7 +3,9 @@
 Paper    Tong et al., "Federated Nonconvex Sparse Learning", 2022 (specification flops, section 6).
 Symbols  H_m -> masks.top_k   m = floor(rho P) -> kept weights   rho -> target_density
 Differs  deep nets start from the m largest initial weights: 0 is a stationary point of theirs;
-         `start="zero"` is the paper's start. Biases and normalisation are not thresholded.
+         `start="zero"` is the paper's start. Adam by default: plain SGD rarely brings a pruned
+         weight of a deep net back above the threshold within a round. Biases and normalisation
+         are not thresholded.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from fedsieve.core import local, masks, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Kept, Params
 from fedsieve.core.method import Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import SGD, Constant, Optimiser, Schedule
+from fedsieve.core.optimisers import Adam, Constant, Optimiser, Schedule
 from fedsieve.core.options import in_range
 
 
@@ -45,9 +47,9 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     task: Task
     target_density: float = 0.1  # rho: share of maskable weights kept
     start: Literal["init", "zero"] = "init"  # the m largest of a usual initialisation, or all 0
-    lr: float = 0.1  # client learning rate
+    lr: float = 0.01  # client learning rate
     schedule: Schedule = Constant()  # of the client learning rate, over rounds
-    optimiser: Optimiser = SGD()  # of the client; fresh in every round
+    optimiser: Optimiser = Adam()  # of the client; fresh in every round; the paper: sgd
     weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsieve.core import local, tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Count, Dense, Params
+from fedsieve.core.message import Count, Dense, Exact, Params
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Task, register
 from fedsieve.core.optimisers import SGD, Constant, Optimiser, Schedule
 from fedsieve.core.options import in_range
@@ -36,7 +36,7 @@ class State(NamedTuple):
 
 class Down(NamedTuple):
     components: Dense
-    shares: Dense
+    shares: Exact
     rounds: Count
 
 

@@ -66,6 +66,14 @@ class Walk(fx.Interpreter):
         if isinstance(out, Tensor):
             self._places[n] = self._place(n, out)
         elif isinstance(out, tuple | list) and not isinstance(out, torch.Size):
+            if n.op == "call_module" and any(
+                True for _ in self.fetch_attr(str(n.target)).parameters()
+            ):
+                raise ModelError(
+                    f"{self._where(n)} has weights and returns several tensors, which no rule "
+                    "covers. For a recurrent net use fedsieve.models.lstm.StackedLstm; else build "
+                    "that part from layers with one output."
+                )
             self._freeze_inputs(n)
         return out
 

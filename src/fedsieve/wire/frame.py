@@ -1,14 +1,14 @@
 """The frame around a message's sections.
 
-    magic "FSV1" | version u16 | flags u16 | header length u32 | header | mask | values | xxh3-64
+    magic "FSV1" | version u16 | flags u16 | header length u32 | header | masks | values | xxh3-64
 
-Integers are little-endian; the header is a typed msgpack array. Section lengths must add up to the
+Integers are little-endian; the header is a typed msgpack array. Block lengths must add up to the
 frame, and nothing is read before the checksum has been verified. The checksum finds damage, not
 forgery: integrity against attackers is the transport's job.
 """
 
 import struct
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 import xxhash
@@ -20,15 +20,21 @@ VERSION = 1
 _FIXED = struct.Struct("<4sHHI")
 _CHECK = struct.Struct("<Q")
 
+# Checked before a list is read: else each byte of a header might take hundreds in memory.
+_FEW = msgspec.Meta(max_length=1024)
+_Ints: TypeAlias = Annotated[tuple[int, ...], _FEW]
+
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What is needed to read the sections."""
 
     schema: int  # xxh3-64 of the packed schema
-    mask_bytes: int
-    value_bytes: int
-    numbers: tuple[int | float, ...] = ()  # Scalar and Count fields in order
-    announced: bytes = b""  # the packed schema, where the receiver may not know it
+    masks: _Ints  # lengths of the mask blocks
+    values: _Ints  # lengths of the value blocks
+    bases: _Ints  # for each mask block, the mask it changes, or 0
+    numbers: Annotated[tuple[int | float, ...], _FEW]  # Scalar and Count fields in order
+    precision: int  # of float32 values, an index into PRECISIONS
+    announced: bytes  # the packed schema, where the receiver may not know it
 
 
 class Payload(NamedTuple):
@@ -42,24 +48,24 @@ class Payload(NamedTuple):
 
 class Sections(NamedTuple):
     header: Header
-    mask: memoryview
-    values: memoryview
+    masks: list[memoryview]
+    values: list[memoryview]
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header)
 
 
-def seal(header: Header, sections: list[bytes | memoryview]) -> Payload:
-    """Join header and sections and add the checksum."""
+def seal(header: Header, blocks: list[bytes]) -> Payload:
+    """Join header and blocks and add the checksum."""
     packed = _encoder.encode(header)
-    pieces = [_FIXED.pack(MAGIC, VERSION, 0, len(packed)), packed, *sections]
+    pieces = [_FIXED.pack(MAGIC, VERSION, 0, len(packed)), packed, *blocks]
     checksum = xxhash.xxh3_64()
     for piece in pieces:
         checksum.update(piece)
     data = b"".join((*pieces, _CHECK.pack(checksum.intdigest())))
-    around = len(data) - header.mask_bytes - header.value_bytes
-    return Payload(data, around, header.mask_bytes, header.value_bytes)
+    masks, values = sum(header.masks), sum(header.values)
+    return Payload(data, len(data) - masks - values, masks, values)
 
 
 def open_frame(data: bytes | memoryview) -> Sections:
@@ -87,12 +93,13 @@ def open_frame(data: bytes | memoryview) -> Sections:
         header = _decoder.decode(view[_FIXED.size : start])
     except msgspec.MsgspecError as error:
         raise WireError(f"header is malformed: {error}") from error
-    if min(header.mask_bytes, header.value_bytes) < 0 or (
-        header.mask_bytes + header.value_bytes != end - start
-    ):
+    lengths = header.masks + header.values
+    if any(length < 0 for length in lengths) or sum(lengths) != end - start:
         raise WireError(
-            f"sections of {header.mask_bytes} + {header.value_bytes} bytes declared, "
-            f"{end - start} present."
+            f"blocks of {header.masks} and {header.values} bytes declared, {end - start} present."
         )
-    middle = start + header.mask_bytes
-    return Sections(header, view[start:middle], view[middle:end])
+    blocks = []
+    for length in lengths:
+        blocks.append(view[start : start + length])
+        start += length
+    return Sections(header, blocks[: len(header.masks)], blocks[len(header.masks) :])

@@ -5,58 +5,73 @@ The first byte says which coder was used:
 
     EMPTY, FULL   nothing follows
     BITMAP        eight positions a byte, lowest bit first
-    RICE          gaps between the rarer bits, Golomb-Rice with unary and low bits apart; numpy only
+    RICE          gaps between the rarer bits, Golomb-Rice; numpy only
     FLAT          ANS over packed bytes, one density for all positions
     LAYERS        ANS, each tensor by itself: empty columns left out, rows in bins of like density
+    ROWS          a mask over rows, each kept or dropped whole
 
-A change against a mask the receiver holds is two such masks: what was lost, over the positions that
-were kept before, and what has grown, over the others.
+A change against a mask the receiver holds codes what was lost, over the positions kept before, and
+what has grown, over the others:
+
+    SAME          nothing follows
+    ANEW          the new mask, coded as above
+    FLIPS         the changed positions, coded as above; where there is no ANS
+    FLAT, LAYERS  ANS, two densities (lost, grown) for all positions or for each tensor
 """
 
-import math
 from collections.abc import Iterator
-from typing import Final, NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
-from fedsieve.wire.bits import AnsReader, AnsWriter, Bools, Ints, Reader, count_bytes, has_ans
+from fedsieve.wire.bits import (
+    MAX_BINS,
+    AnsReader,
+    AnsWriter,
+    Bools,
+    Ints,
+    Reader,
+    count_bytes,
+    density_level,
+    entropy,
+    has_ans,
+    read_rice,
+    rice_bytes,
+    row_bins,
+)
 
 Layout: TypeAlias = tuple[tuple[int, int], ...]
 
-EMPTY, FULL, BITMAP, RICE, FLAT, LAYERS = range(6)
-SAME, CHANGED, ANEW = range(3)
-MAX_BINS: Final = 32
-_FEW: Final = 2048  # so few rarer bits are worth trying RICE for: it has almost no header
-_BIN_BITS: Final = 20  # header of one bin: a level and a count
+EMPTY, FULL, BITMAP, RICE, FLAT, LAYERS, ROWS = range(7)
+SAME, ANEW, FLIPS = range(3)
 _COLUMNS, _STEPS = 32, 64  # flags beside the number of bins
-
-# _SELECT[b, j] is the position of the j-th set bit of byte b.
-_SELECT: Final = np.argsort(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 0,
-    axis=1,
-    kind="stable",
-).astype(np.uint8)
+_FEW: Final = 256  # so few positions are worth trying RICE for: it has almost no header
 
 
 def encode_mask(kept: Bools, layout: Layout) -> bytes:
     """A mask as bytes."""
-    ones, size = int(np.count_nonzero(kept)), kept.size
+    ones, size = _ones(kept), kept.size
+    if sum(rows * columns for rows, columns in layout) != size:
+        raise WireError(f"mask: a layout of {size} positions expected, found {layout}.")
     if ones in {0, size}:
         return bytes([FULL if ones else EMPTY])
-    bitmap_bits = 8.0 * ((size + 7) // 8)
-    rarer = min(ones, size - ones)
-    found = []
+    whole = _whole_rows(kept, layout)
+    if whole is not None:
+        return bytes([ROWS]) + encode_mask(whole, ((1, whole.size),))
+    flat_bits, found = entropy(ones, size), []
     if has_ans():
         plans = [_plan(part) for part in _parts(kept, layout)]
-        flat_bits = _entropy(ones, size) + 32
-        layer_bits = sum(plan.bits for plan in plans) + 16
-        if min(flat_bits, layer_bits) < bitmap_bits:
-            found.append(_ans(kept, plans) if layer_bits < flat_bits else _flat(kept))
-    if rarer < _FEW or (not has_ans() and _entropy(ones, size) < 0.96 * bitmap_bits):
-        found.append(_rice(kept, inverted=2 * ones > size))
-    if not found or 8 * min(map(len, found)) > bitmap_bits:
+        layer_bits = sum(plan.bits for plan in plans)
+        if min(flat_bits, layer_bits) + 32 < size:
+            flat = [_Plan(kept.reshape(1, -1), flat_bits)]
+            is_flat = flat_bits <= layer_bits
+            found.append(_tensors(FLAT, flat) if is_flat else _tensors(LAYERS, plans))
+    if min(ones, size - ones) < _FEW or (not has_ans() and flat_bits < 0.96 * size):
+        found.append(bytes([RICE]) + rice_bytes(kept, inverted=2 * ones > size))
+    if not found or 8 * min(map(len, found)) > size + 8:
         return bytes([BITMAP]) + np.packbits(kept, bitorder="little").tobytes()
     return min(found, key=len)
 
@@ -69,49 +84,47 @@ def decode_mask(data: memoryview, layout: Layout) -> Bools:
     """
     size = sum(rows * columns for rows, columns in layout)
     reader = Reader(data, "mask")
-    match reader.byte():
-        case 0 | 1 as full:
-            kept = np.full(size, bool(full))
-        case 2:
-            packed = np.frombuffer(reader.take((size + 7) // 8), np.uint8)
-            bits = np.unpackbits(packed, bitorder="little")
-            if bits[size:].any():
-                raise reader.error(f"bits set behind the end of {size} positions.")
-            kept = bits[:size].view(np.bool_)
-        case 3:
-            kept = _read_rice(reader, size)
-        case 4:
-            level = reader.byte()
-            ans = AnsReader(reader.rest(), "mask")
-            kept = ans.bits(size, level)
-            ans.finish()
-        case 5:
-            kept = _read_layers(reader, size, layout)
-        case tag:
-            raise reader.error(f"a coder from 0 to {LAYERS} expected, found {tag}.")
+    tag = reader.byte()
+    if tag in {EMPTY, FULL}:
+        kept = np.full(size, tag == FULL)
+    elif tag == BITMAP:
+        packed = np.frombuffer(reader.take((size + 7) // 8), np.uint8)
+        bits = np.unpackbits(packed, bitorder="little")
+        if bits[size:].any():
+            raise reader.error(f"bits set behind the end of {size} positions.")
+        kept = bits[:size].view(np.bool_)
+    elif tag == RICE:
+        kept = read_rice(reader, size)
+    elif tag in {FLAT, LAYERS}:
+        kept = _read_tensors(reader, size, layout if tag == LAYERS else ((1, size),))
+    elif tag == ROWS and (inner := reader.rest())[:1] != bytes([ROWS]):
+        rows, columns = zip(*layout, strict=True)
+        whole = decode_mask(inner, ((1, sum(rows)),))
+        return whole.repeat(np.repeat(columns, rows))
+    else:
+        raise reader.error(f"a coder from 0 to {ROWS} expected, found {tag}.")
     reader.finish()
     return kept
 
 
 def encode_change(kept: Bools, before: Bools, layout: Layout) -> bytes:
     """What turns the mask `before`, which the receiver holds, into `kept`."""
-    changed = np.flatnonzero(kept != before)
-    if not changed.size:
+    changed = kept != before
+    flips, found = _ones(changed), []
+    if not flips:
         return bytes([SAME])
-    were = before[changed]
-    index = _Ranks(before)
-    lost = np.zeros(index.ones, np.bool_)
-    lost[index.ranks(changed[were])] = True
-    grown = np.zeros(before.size - index.ones, np.bool_)
-    others = changed[~were]
-    grown[others - index.ranks(others)] = True
-    old, new = _split(before, layout)
-    first = encode_mask(lost, old)
-    data = bytes([CHANGED]) + count_bytes(len(first)) + first + encode_mask(grown, new)
-    if 4 * changed.size > index.ones:  # so much may be cheaper to say anew
-        anew = bytes([ANEW]) + encode_mask(kept, layout)
-        data = min(data, anew, key=len)
-    return data
+    if has_ans():
+        tensors = list(zip(_parts(before, layout), _parts(changed, layout), strict=True))
+        counts = [_change_counts(*pair) for pair in tensors]
+        total = tuple(map(sum, zip(*counts, strict=True)))
+        is_flat = _change_bits(*total) <= sum(_change_bits(*count) + 16 for count in counts)
+        flat = FLAT, [(before.reshape(1, -1), changed.reshape(1, -1))], [total]
+        found.append(_contexts(*(flat if is_flat else (LAYERS, tensors, counts))))
+    else:
+        found.append(bytes([FLIPS]) + encode_mask(changed, layout))
+    if 4 * flips > _ones(before) or 8 * len(found[0]) > before.size or not has_ans():
+        found.append(bytes([ANEW]) + encode_mask(kept, layout))
+    return min(found, key=len)
 
 
 def decode_change(data: memoryview, before: Bools, layout: Layout) -> Bools:
@@ -121,58 +134,161 @@ def decode_change(data: memoryview, before: Bools, layout: Layout) -> Bools:
         WireError: the bytes are not a change of such a mask.
     """
     reader = Reader(data, "mask change")
-    kept = before.copy()
-    match reader.byte():
-        case 0:
-            pass
-        case 1:
-            old, new = _split(before, layout)
-            lost = decode_mask(reader.take(reader.count(len(reader))), old)
-            kept[_Ranks(before).positions(np.flatnonzero(lost))] = False
-            grown = decode_mask(reader.rest(), new)
-            kept[_Ranks(~before).positions(np.flatnonzero(grown))] = True
-        case 2:
-            kept = decode_mask(reader.rest(), layout)
-        case tag:
-            raise reader.error(f"a tag from 0 to {ANEW} expected, found {tag}.")
-    reader.finish()
+    tag = reader.byte()
+    if tag == SAME:
+        reader.finish()
+        return before.copy()
+    if tag in {ANEW, FLIPS}:
+        found = decode_mask(reader.rest(), layout)
+        return found ^ before if tag == FLIPS else found
+    if tag not in {FLAT, LAYERS}:
+        raise reader.error(f"one of {[SAME, ANEW, FLIPS, FLAT, LAYERS]} expected, found {tag}.")
+    layout = layout if tag == LAYERS else ((1, before.size),)
+    kept = np.empty(before.size, np.bool_)
+    parts = list(zip(_parts(before, layout), _parts(kept, layout), strict=True))
+    levels = [(reader.byte(), reader.byte()) for _ in parts]
+    ans = AnsReader(reader.rest(), "mask change")
+    for (old, new), (lost, grown) in zip(parts, levels, strict=True):
+        np.logical_xor(old, _read_contexts(ans, old, lost, grown), out=new)
+    ans.finish()
     return kept
 
 
-class _Ranks:
-    """Positions of set bits to their ranks among them, and back."""
+def _change_counts(before: Bools, changed: Bools) -> tuple[int, ...]:
+    """Positions lost and all that were kept, positions grown and all that were not."""
+    old, lost = _ones(before), _ones(before & changed)
+    return lost, old, _ones(changed) - lost, before.size - old
 
-    def __init__(self, bits: Bools) -> None:
-        self._packed = np.packbits(bits, bitorder="little")
-        self._upto = np.cumsum(np.bitwise_count(self._packed), dtype=np.int64)
-        self.ones = int(self._upto[-1]) if bits.size else 0
 
-    def ranks(self, positions: Ints) -> Ints:
-        """How many set bits lie before each position."""
-        byte = positions >> 3
-        here = self._packed[byte]
-        after = np.bitwise_count(here >> (positions & 7).astype(np.uint8))
-        return self._upto[byte] - after
+def _change_bits(lost: int, old: int, grown: int, new: int) -> float:
+    return entropy(lost, old) + entropy(grown, new)
 
-    def positions(self, ranks: Ints) -> Ints:
-        byte = np.searchsorted(self._upto, ranks, side="right")
-        here = self._packed[byte]
-        inner = ranks - self._upto[byte] + np.bitwise_count(here)
-        return 8 * byte + _SELECT[here, inner]
+
+def _contexts(tag: int, pairs: list[tuple[Bools, Bools]], counts: list[tuple[int, ...]]) -> bytes:
+    """Changes as bytes sorted so that positions kept before come lowest, by how many those are."""
+    head, ans = bytearray([tag]), AnsWriter()
+    for (before, changed), (lost, old_size, grown, new_size) in zip(pairs, counts, strict=True):
+        levels = density_level(lost, old_size), density_level(grown, new_size)
+        head += bytes(levels)
+        old = np.packbits(before)
+        splits = np.bitwise_count(old)
+        symbols = _sorters()[0].take(old.astype(np.uint16) << 8 | np.packbits(changed))
+        symbols = symbols[np.argsort(splits, kind="stable")]
+        ends = np.cumsum(np.bincount(splits, minlength=9))
+        for split, block in enumerate(np.split(symbols, ends[:-1])):
+            ans.packed(block, split, *levels)
+    return bytes(head) + ans.finish()
+
+
+def _read_contexts(ans: AnsReader, before: Bools, lost: int, grown: int) -> Bools:
+    old = np.packbits(before)
+    splits = np.bitwise_count(old)
+    sizes = np.bincount(splits, minlength=9).tolist()
+    blocks = [ans.packed(size, split, lost, grown) for split, size in enumerate(sizes)]
+    symbols = np.empty(old.size, np.uint8)
+    symbols[np.argsort(splits, kind="stable")] = np.concatenate(blocks)
+    changed = _sorters()[1].take(old.astype(np.uint16) << 8 | symbols)
+    return np.unpackbits(changed, count=before.size).view(np.bool_).reshape(before.shape)
+
+
+@lru_cache(maxsize=1)
+def _sorters() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Tables at 256 * old + byte: its bits sorted, those set in `old` lowest; and the inverse."""
+    numbers, order = np.arange(256, dtype=np.uint8), np.arange(8, dtype=np.uint8)
+    is_new = ~numbers[:, None] >> order & 1
+    places = np.argsort(is_new, axis=1, kind="stable").astype(np.uint8)
+    bits = numbers[None, :, None] >> places[:, None] & 1
+    ordered = (bits << order).sum(axis=2, dtype=np.uint8)
+    return ordered.reshape(-1), np.argsort(ordered, axis=1).astype(np.uint8).reshape(-1)
 
 
 class _Plan(NamedTuple):
-    """How LAYERS codes one tensor: its live columns (None: all), each row's bin, the cost."""
+    """How LAYERS codes one tensor."""
 
     part: Bools
-    live: Bools | None
-    bins: NDArray[np.intp]
-    num_bins: int
-    bits: float
+    bits: float  # what it takes, about
+    live: Bools | None = None  # columns that are not empty; None: all are coded
+    bins: Ints | None = None  # of each row; None: all rows are alike
+
+
+def _plan(part: Bools) -> _Plan:
+    rows, width = part.shape
+    if rows == 1:
+        return _Plan(part, entropy(_ones(part), width) + 16)
+    counts = part.view(np.uint8).sum(axis=1, dtype=np.int64)
+    used, ones = _ones(counts), int(counts.sum())
+    flags: Bools = np.logical_or.reduce(part, axis=0)
+    flag_bits = min(entropy(_ones(flags), width), entropy(_ones(_steps(flags)), width)) + 8
+    if entropy(ones, used * width) - entropy(ones, used * _ones(flags)) > flag_bits:
+        bins, bits = row_bins(counts, _ones(flags))
+        return _Plan(part, bits + flag_bits + 8, flags, bins)
+    bins, bits = row_bins(counts, width)
+    return _Plan(part, bits + 8, None, bins)
+
+
+def _tensors(tag: int, plans: list[_Plan]) -> bytes:
+    """Head: of each tensor number of bins and flags, level of columns, size and level of bins."""
+    head, ans = bytearray([tag]), AnsWriter()
+    for part, _, live, bins in plans:
+        sizes = [part.shape[0]] if bins is None else np.bincount(bins).tolist()
+        head.append(len(sizes) - 1)
+        block = part
+        if live is not None:
+            steps = _steps(live)
+            few = entropy(_ones(steps), live.size) < entropy(_ones(live), live.size)
+            head[-1] |= _COLUMNS | few * _STEPS
+            head.append(ans.bits(steps if few else live))
+            block = part[:, live]
+        if bins is not None:
+            ans.symbols(bins, tuple(sizes))
+            block = block[np.argsort(bins, kind="stable")]
+        head += b"".join(map(count_bytes, sizes[:-1]))  # the last one is what is left
+        pieces = np.split(block, np.cumsum(sizes)[:-1])
+        head += bytes(ans.bits(piece.reshape(-1)) for piece in pieces)
+    return bytes(head) + ans.finish()
+
+
+def _read_tensors(reader: Reader, size: int, layout: Layout) -> Bools:
+    kept = np.zeros(size, np.bool_)
+    parts = list(_parts(kept, layout))
+    heads = [_read_head(reader, part.shape[0]) for part in parts]
+    ans = AnsReader(reader.rest(), "mask")
+    for part, (flags, columns, sizes, levels) in zip(parts, heads, strict=True):
+        rows, width = part.shape
+        live: Bools | slice = slice(None)
+        if flags & _COLUMNS:
+            live = ans.bits(width, columns)
+            if flags & _STEPS:
+                live = np.logical_xor.accumulate(live)
+            width = _ones(live)
+        if len(levels) == 1:
+            part[:, live] = ans.bits(rows * width, levels[0]).reshape(rows, width)
+            continue
+        bins = ans.symbols(rows, sizes)
+        found = np.bincount(bins, minlength=len(sizes)).tolist()
+        bits = [ans.bits(n * width, level) for n, level in zip(found, levels, strict=True)]
+        block = np.empty((rows, width), np.bool_)
+        block[np.argsort(bins, kind="stable")] = np.concatenate(bits).reshape(rows, width)
+        part[:, live] = block
+    ans.finish()
+    return kept
+
+
+def _read_head(reader: Reader, rows: int) -> tuple[int, int, tuple[int, ...], bytes]:
+    """Flags, level of the columns, sizes and levels of the bins of one tensor."""
+    flags = reader.byte()
+    if flags & 128 or flags & (_COLUMNS | _STEPS) == _STEPS:
+        raise reader.error(f"unknown flags {flags:#x} of a tensor.")
+    columns = reader.byte() if flags & _COLUMNS else 0
+    num_bins = 1 + flags % MAX_BINS
+    sizes = [reader.count(rows) for _ in range(num_bins - 1)]
+    if sum(sizes) > rows:
+        raise reader.error(f"{rows} rows expected in all bins, found {sum(sizes)}.")
+    return flags, columns, (*sizes, rows - sum(sizes)), bytes(reader.take(num_bins))
 
 
 def _parts(flat: Bools, layout: Layout) -> Iterator[Bools]:
-    """Views of each tensor as a matrix; one column says nothing about rows, so it lies flat."""
+    """Each tensor that has elements, as a matrix; a lone column lies flat: it has no rows."""
     start = 0
     for rows, columns in layout:
         size = rows * columns
@@ -182,81 +298,25 @@ def _parts(flat: Bools, layout: Layout) -> Iterator[Bools]:
         start += size
 
 
-def _split(before: Bools, layout: Layout) -> tuple[Layout, Layout]:
-    """Layouts of the positions kept before and of the others, tensor by tensor."""
-    ones = [(int(np.count_nonzero(part)), part.size) for part in _parts(before, layout)]
-    return tuple((1, n) for n, _ in ones), tuple((1, size - n) for n, size in ones)
+def _whole_rows(kept: Bools, layout: Layout) -> Bools | None:
+    """One flag a row where every row is kept or dropped whole, and it pays to say so."""
+    if all(columns < 2 for _, columns in layout):
+        return None
+    matrices, start = [], 0
+    for rows, columns in layout:
+        matrices.append(kept[start : start + rows * columns].reshape(rows, columns))
+        start += rows * columns
+    if not all(m.shape[1] and (m[:, 0] == m[:, m.shape[1] // 2]).all() for m in matrices):
+        return None  # almost every mask that is not of this kind
+    if not all((m == m[:, :1]).all() for m in matrices):
+        return None
+    return np.concatenate([m[:, 0] for m in matrices])
 
 
-def _entropy(ones: float, size: float) -> float:
-    """Bits of `size` positions of which `ones` are set, all alike."""
-    if not 0 < ones < size:
-        return 0.0
-    zeros = size - ones
-    return ones * math.log2(size / ones) + zeros * math.log2(size / zeros)
+def _ones(bits: NDArray[Any]) -> int:
+    return int(np.count_nonzero(bits))
 
 
-def _plan(part: Bools) -> _Plan:
-    rows, columns = part.shape
-    counts = part.view(np.uint8).sum(axis=1, dtype=np.int64) if rows > 1 else None
-    if counts is None:
-        bits = _entropy(int(np.count_nonzero(part)), part.size)
-        return _Plan(part, None, np.zeros(1, np.intp), 1, bits + 16)
-    live = part.any(axis=0)
-    width = int(np.count_nonzero(live))
-    used, ones = int(np.count_nonzero(counts)), int(counts.sum())
-    flag_bits = min(_entropy(width, columns), _entropy(_count_steps(live), columns)) + 8
-    gain = _entropy(ones, used * columns) - _entropy(ones, used * width)
-    with_columns = gain > flag_bits and ones > 0
-    if not with_columns:
-        width = columns
-    bins, num_bins, bits = _bins(counts, width)
-    return _Plan(part, live if with_columns else None, bins, num_bins, bits + flag_bits * with_columns + 8)
-
-
-def _count_steps(flags: Bools) -> int:
-    return int(np.count_nonzero(flags[1:] != flags[:-1])) + int(flags[0])
-
-
-def _bins(counts: Ints, width: int) -> tuple[NDArray[np.intp], int, float]:
-    """Rows in bins of like density: bin of each row, number of bins, bits for all of it.
-
-    Starts from 32 bins even in the angle arcsin(sqrt(density)), where chance has the same size
-    everywhere, and merges neighbours while that makes bins + bin numbers + bits cheaper.
-    """
-    rows = counts.size
-    distinct, times = np.unique(counts, return_counts=True)
-    pooled = _entropy(int(counts.sum()), rows * width)
-    apart = sum(t * _entropy(n, width) for n, t in zip(distinct.tolist(), times.tolist(), strict=True))
-    if pooled - apart <= rows + _BIN_BITS:  # chance alone makes about 0.7 bit a row
-        return np.zeros(rows, np.intp), 1, pooled + 8
-    angle = np.arcsin(np.sqrt(distinct / width))
-    inner = angle[(distinct > 0) & (distinct < width)]
-    low, high = (inner.min(), inner.max()) if inner.size else (0.0, 1.0)
-    first = 1 + np.clip((angle - low) * ((MAX_BINS - 3) / max(high - low, 1e-9)), 0, MAX_BINS - 3)
-    first[distinct == 0] = 0
-    first[distinct == width] = MAX_BINS - 1
-    # Bins as [ones, rows, last distinct count in it], sorted by density.
-    starts = np.flatnonzero(np.diff(first.astype(np.intp), prepend=-1))
-    ones = np.add.reduceat(distinct * times, starts).tolist()
-    sizes = np.add.reduceat(times, starts).tolist()
-    bins = [(n, r) for n, r in zip(ones, sizes, strict=True)]
-    ends = [*(starts[1:] - 1).tolist(), distinct.size - 1]
-
-    def bits(bin_: tuple[int, int]) -> float:
-        n, r = bin_
-        return _entropy(n, r * width) + r * math.log2(rows / r) + _BIN_BITS
-
-    def merged(i: int) -> tuple[int, int]:
-        return bins[i][0] + bins[i + 1][0], bins[i][1] + bins[i + 1][1]
-
-    costs = [bits(b) for b in bins]
-    saved = [costs[i] + costs[i + 1] - bits(merged(i)) for i in range(len(bins) - 1)]
-    while saved and max(saved) > 0:
-        i = saved.index(max(saved))
-        bins[i : i + 2] = [merged(i)]
-        costs[i : i + 2] = [bits(bins[i])]
-        del ends[i], saved[i]
-        for j in range(max(i - 1, 0), min(i + 1, len(saved))):
-            saved[j] = costs[j] + costs[j + 1] - bits(merged(j))
-    return np.searchsorted(distinct[ends], counts), len(bins), sum(costs)
+def _steps(flags: Bools) -> Bools:
+    """Where a flag differs from the one before it, the first from unset."""
+    return flags ^ np.concatenate(([False], flags[:-1]))

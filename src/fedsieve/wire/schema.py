@@ -117,8 +117,8 @@ def check_kind(schema: Schema, kind: type) -> None:
 
 def role_word(role: Role) -> str:
     match role:
-        case Whole():
-            return "dense"
+        case Whole(exact):
+            return "exact" if exact else "dense"
         case Kept(where):
             return f"kept:{where}"
         case Bit():
@@ -134,6 +134,8 @@ def _check(schema: Schema) -> None:
     masks = {p.name: {e.name: e.shape for e in p.entries} for p in schema.parts if p.role == "bits"}
     for part in schema.parts:
         mask = masks.get(part.role.partition("kept:")[2], {})
+        if len({entry.name for entry in part.entries}) < len(part.entries):
+            raise WireError(f"schema: {part.name} has two tensors of one name.")
         for entry in part.entries:
             place = f"schema: {part.name}/{entry.name}"
             if entry.dtype not in DTYPES:

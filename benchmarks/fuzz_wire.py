@@ -1,0 +1,343 @@
+"""Damaged and forged frames against the decoder: it refuses or decodes, and takes little memory.
+
+Frame `number` of a `seed` is always the same one, so a failure can be run again alone. With atheris
+installed, a fuzzer guided by coverage then tries as many frames of its own. The tests of the wire
+run the same generator for a short while.
+
+    python benchmarks/fuzz_wire.py [--frames 1000000] [--seed 0] [--first 0]
+"""
+
+import argparse
+import random
+import struct
+import sys
+import tempfile
+import time
+import tracemalloc
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+
+try:
+    import atheris  # type: ignore[import-untyped,unused-ignore]
+except ImportError:
+    atheris = None
+
+with atheris.instrument_imports(include=["fedsieve.wire"]) if atheris else nullcontext():
+    from fedsieve.core import keys, tree
+    from fedsieve.core.errors import WireError
+    from fedsieve.core.keys import fold
+    from fedsieve.core.message import Bits, Count, Dense, Exact, Kept, Mask, Params, Scalar
+    from fedsieve.wire.codec import Coding, Decoder, Known, Recall, encode, masks_of
+    from fedsieve.wire.frame import open_frame
+    from fedsieve.wire.precision import PRECISIONS
+    from fedsieve.wire.schema import DTYPES, schema_of
+
+SLACK_BYTES = 30_000  # Python's own objects: schema, header, blocks, error texts
+SAMPLED = 100  # of so many frames, the memory of one is measured
+
+
+class Pruned(NamedTuple):
+    """One field of each role; the values come before their mask."""
+
+    weights: Annotated[Params, Kept(where="mask")]
+    mask: Bits
+    gates: Dense
+    shares: Exact
+    dual: Scalar
+    examples: Count
+
+
+class Plain(NamedTuple):
+    """Tensors of every type."""
+
+    weights: Dense
+
+
+class Masks(NamedTuple):
+    """Bits alone."""
+
+    first: Bits
+    second: Bits
+
+
+class Source(NamedTuple):
+    """A good frame and what its receiver holds."""
+
+    kind: type
+    data: bytes
+    schema: bytes
+    recall: Recall
+    dense_bytes: int
+
+
+class Case(NamedTuple):
+    """A frame made from a source; `is_sealed` where its checksum is right."""
+
+    source: Source
+    data: bytes
+    is_sealed: bool
+
+
+def make_sources() -> list[Source]:
+    """Messages of several kinds at every precision: whole, and coded against held masks."""
+    pairs = [(_pruned(0), _pruned(1)), (_plain(), _plain()), (_masks(0), _masks(1))]
+    return [
+        _source(message, known, Coding(precision, fold(0, "round")))
+        for precision in PRECISIONS
+        for message, before in pairs
+        for known in (Known(), Known(frozenset({schema_of(message)[1]}), masks_of(before)))
+    ]
+
+
+def make_case(sources: list[Source], seed: int, number: int) -> Case:
+    """Frame `number` of `seed`."""
+    dice = random.Random(seed << 40 | number)
+    source = dice.choice(sources)
+    if dice.random() < 0.2:
+        return Case(source, _damaged(source.data, dice), is_sealed=False)
+    frame = _opened(source.data)
+    for _ in range(dice.choice((1, 1, 1, 2))):
+        frame = _forged(frame, dice.choice(sources), dice)
+    header = frame.header if dice.random() < 0.9 else _mutated(frame.header, dice)
+    packed = msgspec.msgpack.encode(header)
+    if dice.random() < 0.05:
+        packed = _scrambled(packed, dice)
+    body = struct.pack("<4sHHI", b"FSV1", 1, 0, len(packed)) + packed
+    return Case(source, _checked(body + b"".join(frame.masks + frame.values)), is_sealed=True)
+
+
+def is_refused(case: Case) -> bool:
+    """Whether the decoder refuses a frame; raises unless it does so, or decodes, properly."""
+    source = case.source
+    decoder = Decoder(source.dense_bytes)
+    decoder.learn(source.schema)
+    try:
+        found = decoder.decode(case.data, source.kind, source.recall)
+    except WireError:
+        return True
+    if not case.is_sealed:
+        raise AssertionError("damage went unnoticed")
+    shapes = {path: t.shape for path, t in tree.leaves(found) if isinstance(t, torch.Tensor)}
+    schema = decoder.schemas[open_frame(case.data).header.schema]
+    expected = {
+        f"{part.name}/{entry.name}": entry.shape
+        for part in schema.parts
+        if isinstance(getattr(found, part.name), dict)
+        for entry in part.entries
+    }
+    if shapes != expected:
+        raise AssertionError(f"shapes {expected} expected, found {shapes}")
+    return False
+
+
+def check_memory(case: Case) -> int:
+    """Bytes that decoding takes at most; raises beyond twice the message's own."""
+    tracemalloc.start()
+    try:
+        is_refused(case)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    if peak > 2 * case.source.dense_bytes + SLACK_BYTES:
+        raise AssertionError(f"took {peak} bytes, tensors have {case.source.dense_bytes}")
+    return peak
+
+
+def _pruned(number: int) -> Pruned:
+    """Of two with different numbers, one position of a hundred differs in the masks."""
+    weights = {"fc": _normal("fc", 60, 200), "conv": _normal("conv", 20, 3, 5, 5)}
+    odds = {n: keys.uniform(fold(1, "kept", n), w.shape) for n, w in weights.items()}
+    mask: Mask = {n: (u > 0.01 * number) & (u < 0.2 + 0.01 * number) for n, u in odds.items()}
+    weights["bias"] = _normal("bias", 60)
+    gates = {"g": torch.arange(40, dtype=torch.uint8), "h": _normal("h", 40)}
+    return Pruned(weights, mask, gates, {"pi": torch.tensor([0.25, 0.75])}, -0.5, 300)
+
+
+def _plain() -> Plain:
+    weights = {dtype: _normal(dtype, 17, 30).to(kind) for dtype, kind in DTYPES.items()}
+    sparse = _normal("sparse", 3000)
+    return Plain(weights | {"sparse": sparse.where(sparse > 1, 0), "none": torch.zeros(0, 4)})
+
+
+def _masks(number: int) -> Masks:
+    rows = keys.uniform(fold(2, "rows"), (50, 1))
+    odds = keys.uniform(fold(2, "odds"), (50, 80))
+    return Masks({"a": odds < 0.1 + 0.01 * number}, {"b": (odds < rows) & (rows > 0.5)})
+
+
+def _normal(name: str, *shape: int) -> torch.Tensor:
+    return keys.normal(fold(0, name), shape)
+
+
+def _source(message: Any, known: Known, coding: Coding) -> Source:
+    schema, _ = schema_of(message)
+    data = encode(message, known, coding).data
+    return Source(type(message), data, schema.packed(), known.masks, schema.tensor_bytes())
+
+
+class _Open(NamedTuple):
+    """Header, as plain lists, and blocks of a frame."""
+
+    header: list[Any]
+    masks: list[bytes]
+    values: list[bytes]
+
+
+def _opened(data: bytes) -> _Open:
+    sections = open_frame(data)
+    (size,) = struct.unpack_from("<I", data, 8)
+    header: list[Any] = msgspec.msgpack.decode(data[12 : 12 + size])
+    return _Open(header, [bytes(b) for b in sections.masks], [bytes(b) for b in sections.values])
+
+
+def _checked(body: bytes) -> bytes:
+    return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
+
+
+def _damaged(data: bytes, dice: random.Random) -> bytes:
+    """Some bits flipped, or a shorter or longer frame; never the same one."""
+    match dice.randrange(3):
+        case 0:
+            return data[: dice.randrange(len(data))]
+        case 1:
+            return data + dice.randbytes(dice.randint(1, 64))
+    return _flipped(data, dice)
+
+
+def _flipped(data: bytes, dice: random.Random) -> bytes:
+    changed = bytearray(data)
+    for place in dice.sample(range(8 * len(data)), min(dice.randint(1, 8), 8 * len(data))):
+        changed[place // 8] ^= 1 << place % 8
+    return bytes(changed)
+
+
+def _forged(frame: _Open, other: Source, dice: random.Random) -> _Open:
+    """One part of a frame replaced; whoever does this can make the rest fit."""
+    header, masks, values = list(frame.header), list(frame.masks), list(frame.values)
+    foreign = _opened(other.data)
+    match dice.choice(("block", "block", "splice", "lengths", "bases", "numbers", "how", "schema")):
+        case "block" | "splice" as part:
+            blocks = dice.choice([group for group in (masks, values) if group])
+            at = dice.randrange(len(blocks))
+            pieces = [*foreign.masks, *foreign.values, *masks, *values, b""]
+            is_splice = part == "splice"
+            blocks[at] = dice.choice(pieces) if is_splice else _scrambled(blocks[at], dice)
+            header[1:3] = [len(mask) for mask in masks], [len(value) for value in values]
+        case "lengths":
+            at = dice.choice((1, 2))
+            header[at] = _lengths(header[at], dice)
+        case "bases":
+            held = [*other.recall, *frame.header[3], 0, 1, -1, 2**64 - 1]
+            header[3] = dice.choices(held, k=dice.choice((len(masks), len(masks), 1, 3)))
+        case "numbers":
+            header[4] = _mutated(header[4], dice)
+        case "how":
+            header[5] = dice.choice((0, 1, 2, 3, 4, -1, 255))
+        case "schema":
+            parts = msgspec.msgpack.decode(header[6] or foreign.header[6] or b"\x91\x90")
+            header[6] = msgspec.msgpack.encode(_mutated(parts, dice))
+            header[0] = xxhash.xxh3_64_intdigest(header[6])
+    return _Open(header, masks, values)
+
+
+def _lengths(lengths: list[int], dice: random.Random) -> list[int]:
+    """Lengths with the same sum, mostly, but other borders."""
+    if len(lengths) < 2 or dice.random() < 0.3:
+        return [*lengths, dice.choice((0, -1, 1, 2**63))]
+    moved = dice.randint(-3, 3) * dice.choice((1, 1, 1, 1000))
+    return [lengths[0] + moved, lengths[1] - moved, *lengths[2:]]
+
+
+def _scrambled(data: bytes, dice: random.Random) -> bytes:
+    """Bytes flipped, cut, doubled or written over, mostly near the front, where tags are."""
+    match dice.randrange(6):
+        case 0:
+            return data[: dice.randint(0, len(data))]
+        case 1:
+            return data + dice.randbytes(dice.randint(1, 9))
+        case 2:
+            cut = dice.randint(0, len(data))
+            return data[:cut] + data[cut // 2 :]
+        case 3:
+            at = dice.randrange(min(len(data), 16) + 1)
+            return data[:at] + bytes([dice.randrange(256)]) * dice.randint(1, 5) + data[at + 1 :]
+        case 4:
+            return bytes([dice.randrange(9)]) + data[1:]
+    return _flipped(data, dice)
+
+
+_SIZES = (0, 1, 3, 200, 70_000, -1, 2**31, 2**40, 2**63, 2**64 - 1)
+_JUNK: tuple[Any, ...] = (*_SIZES, 0.5, None, True, "f4", "w", b"", b"\xff", [], {})
+
+
+def _mutated(value: Any, dice: random.Random) -> Any:
+    """A copy of nested lists with one place changed, doubled, dropped or wrapped."""
+    if isinstance(value, list) and value and dice.random() < 0.9:
+        at = dice.randrange(len(value))
+        change = dice.choice([[_mutated(value[at], dice)]] * 5 + [[], [value[at]] * 2])
+        return [*value[:at], *change, *value[at + 1 :]]
+    return dice.choice([dice.choice(_JUNK), [value]])
+
+
+def fuzz(seed: int, first: int, frames: int) -> None:
+    """Try frames one after the other; the first that fails ends it."""
+    sources, refused, peak = make_sources(), 0, 0
+    started = time.monotonic()
+    for number in range(first, first + frames):
+        try:
+            case = make_case(sources, seed, number)
+            refused += is_refused(case)
+            if number % SAMPLED == 0 or frames == 1:
+                peak = max(peak, check_memory(case))
+        except BaseException:
+            print(f"failed: python {sys.argv[0]} --seed {seed} --first {number} --frames 1")
+            raise
+        done = number + 1 - first
+        if done % 10_000 == 0 or done == frames:
+            rate = done / (time.monotonic() - started)
+            print(
+                f"seed {seed}: {done} frames, {refused / done:.1%} refused, "
+                f"{rate:.0f} a second, at most {peak} bytes",
+                flush=True,
+            )
+
+
+def explore(seed: int, frames: int) -> None:
+    """Let atheris change frames, guided by the branches they take; ends the process."""
+    sources = make_sources()
+
+    def one(data: bytes) -> None:
+        if data:
+            source = sources[data[0] % len(sources)]
+            is_refused(Case(source, _checked(data[1:]), is_sealed=True))
+
+    corpus = Path(tempfile.mkdtemp(prefix="fuzz-"))  # atheris adds what it finds
+    for number, source in enumerate(sources):
+        (corpus / f"{number:03d}").write_bytes(bytes([number]) + source.data[:-8])
+    print(f"atheris: frames in {corpus}", flush=True)
+    atheris.Setup([sys.argv[0], f"-runs={frames}", f"-seed={seed + 1}", str(corpus)], one)
+    atheris.Fuzz()
+
+
+def main() -> None:
+    form = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("--frames", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    np.seterr(all="raise", under="ignore")  # a frame may not even warn
+    fuzz(arguments.seed, arguments.first, arguments.frames)
+    if atheris is not None and arguments.frames > 1:
+        explore(arguments.seed, arguments.frames)
+
+
+if __name__ == "__main__":
+    main()

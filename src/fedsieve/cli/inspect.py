@@ -1,0 +1,99 @@
+"""`fedsieve inspect`: what the bytes of a message, or of a whole run, are."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedsieve.core.errors import DataError
+from fedsieve.ledger.bytes import Sent, Traffic, total
+from fedsieve.wire.inspect import Inspection, inspect, read_frame
+
+
+def inspect_path(
+    path: Annotated[Path, typer.Argument(help="A kept message (.frame) or a run folder.")],
+) -> None:
+    """Show what every byte of a message is, or where the bytes of a run went.
+
+    Keep messages with `fedsieve run --out DIR --save-messages 1,10`.
+    """
+    if path.is_dir():
+        _run(path)
+        return
+    frame = read_frame(path)
+    typer.echo(f"round {frame.round}, client {frame.client}, {frame.direction}")
+    _message(inspect(frame))
+
+
+def _message(found: Inspection) -> None:
+    console = Console()
+    table = Table("part", "bytes", "share", box=None)
+    around = found.header_bytes - found.announced_bytes
+    for name, size in (
+        ("header and checksum", around),
+        ("announced schema", found.announced_bytes),
+        ("masks", found.mask_bytes),
+        (f"values ({found.precision})", found.value_bytes),
+        ("all", found.total_bytes),
+    ):
+        table.add_row(name, f"{size:,}", f"{size / found.total_bytes:.1%}")
+    console.print(table)
+    typer.echo(
+        f"limit {found.limit_bytes:,.0f} bytes, {found.total_bytes / found.limit_bytes:.3f} of it"
+        if found.limit_bytes
+        else "nothing to send"
+    )
+    columns = ("field", "tensor", "size", "sent", "density", "bytes", "bits each", "limit")
+    tensors = Table(*columns, box=None)
+    for line in found.lines:
+        spent, each = line.mask_bytes + line.value_bytes, max(line.sent, 1)
+        figures = (
+            f"{line.size:,}",
+            f"{line.sent:,}",
+            f"{line.sent / max(line.size, 1):.4f}",
+            f"{spent:,.0f}",
+            f"{8 * spent / each:.2f}",
+            f"{8 * line.limit_bytes / each:.2f}",
+        )
+        tensors.add_row(line.field, line.tensor, *figures)
+    console.print(tensors)
+
+
+def _run(folder: Path) -> None:
+    ledger = folder / "messages.jsonl"
+    if not ledger.exists():
+        raise DataError(f"{folder}: no messages.jsonl there; is it a run folder?")
+    by_round: defaultdict[int, list[Sent]] = defaultdict(list)
+    for text in ledger.read_bytes().splitlines():
+        message = msgspec.json.decode(text, type=Sent)
+        by_round[message.round].append(message)
+    everything = [message for messages in by_round.values() for message in messages]
+    table = Table(
+        "round", "way", "messages", "bytes", "header", "masks", "values", "paper", box=None
+    )
+    shown = sorted(by_round)
+    for number in dict.fromkeys([*shown[:2], *shown[len(shown) // 2 :][:1], *shown[-1:]]):
+        _rows(table, str(number), by_round[number])
+    _rows(table, "all", everything)
+    Console().print(table)
+    frames = sorted((folder / "messages").glob("*.frame"))
+    if frames:
+        typer.echo(f"{len(frames)} messages kept, e.g. fedsieve inspect {frames[0]}")
+
+
+def _rows(table: Table, name: str, messages: list[Sent]) -> None:
+    for direction in ("down", "up"):
+        traffic: Traffic = total(messages, direction)
+        figures = (
+            sum(m.direction == direction for m in messages),
+            traffic.total_bytes,
+            traffic.header_bytes,
+            traffic.mask_bytes,
+            traffic.value_bytes,
+            traffic.paper_bytes,
+        )
+        table.add_row(name, direction, *(f"{figure:,}" for figure in figures))

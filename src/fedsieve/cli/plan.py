@@ -1,0 +1,89 @@
+"""`fedsieve plan`: what a run will cost, before it is run."""
+
+import dataclasses
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedsieve.api import one_thread
+from fedsieve.cli import settings as s
+from fedsieve.cli.progress import duration, megabytes
+from fedsieve.config import make
+from fedsieve.forecast import PROBED, Direction, Forecast, forecast
+from fedsieve.job import build
+
+
+def plan(
+    config: s.ConfigFile = None,
+    method: s.Method = None,
+    dataset: s.Dataset = None,
+    model: s.Model = None,
+    partition: s.Partition = None,
+    clients: s.Clients = None,
+    cohort: s.Cohort = None,
+    rounds: s.Rounds = None,
+    epochs: s.Epochs = None,
+    steps: s.Steps = None,
+    batch_size: s.BatchSize = None,
+    lr: s.Lr = None,
+    seed: s.Seed = None,
+    wire: s.WireOption = None,
+    workers: s.Workers = None,
+    data_root: s.DataRoot = None,
+    set_: s.Set = None,
+    json: Annotated[bool, typer.Option("--json", help="The forecast as one JSON line.")] = False,
+) -> None:
+    """Predict bytes, FLOPs, memory and time of a run.
+
+    Takes the settings of `fedsieve run` and really plays the first rounds; the others are taken to
+    be like the last of them. A method whose density still falls will send less than this says.
+    """
+    given = {
+        "method": method, "dataset": dataset, "model": model, "partition": partition,
+        "clients": clients, "cohort": cohort, "rounds": rounds, "epochs": epochs, "steps": steps,
+        "batch_size": batch_size, "lr": lr, "seed": seed, "wire": wire, "workers": workers,
+        "data_root": data_root,
+    }  # fmt: skip
+    with one_thread():
+        job = build(make(s.collect(config, set_, given)))
+        found = forecast(job)
+    if json:
+        typer.echo(msgspec.json.encode(dataclasses.asdict(found)).decode())
+        return
+    typer.echo(
+        f"{job.config.method} on {job.config.dataset}, {job.config.model}, "
+        f"{job.config.clients} clients, {job.config.cohort} a round, {found.rounds} rounds; "
+        f"from {min(PROBED, found.rounds)} rounds played"
+    )
+    _print(found)
+
+
+def _print(found: Forecast) -> None:
+    console = Console()
+    table = Table("a round", "true", "4 bytes a value", "limit", "true / limit", box=None)
+    table.add_row("up", *_cells(found.up))
+    table.add_row("down", *_cells(found.down))
+    console.print(table)
+    rows = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    paper = megabytes(found.total_paper_bytes)
+    rows.add_row("in all", f"{megabytes(found.total_bytes)}  (4 bytes a value: {paper})")
+    rows.add_row("density", f"{found.density:.4f}")
+    rows.add_row("MACs in all", f"{found.total_macs:.3g} dense")
+    rows.add_row(
+        "time",
+        f"{duration(found.total_seconds)}  ({found.round_seconds:.2f} s a round, "
+        f"{found.evaluation_seconds:.2f} s an evaluation)",
+    )
+    rows.add_row("server memory", megabytes(found.server_memory_bytes))
+    rows.add_row("client memory", f"{megabytes(found.client_memory_bytes)} at least, in training")
+    rows.add_row("client keeps", f"{megabytes(found.client_state_bytes)} between rounds")
+    console.print(rows)
+
+
+def _cells(direction: Direction) -> list[str]:
+    ratio = direction.true_bytes / direction.limit_bytes if direction.limit_bytes else 1.0
+    figures = (direction.true_bytes, direction.paper_bytes, direction.limit_bytes)
+    return [*map(megabytes, figures), f"{ratio:.3f}"]

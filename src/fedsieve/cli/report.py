@@ -1,0 +1,23 @@
+"""`fedsieve report`: one page about finished runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsieve.report import page
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    partition: Annotated[
+        bool, typer.Option(help="Load the data again to draw who holds which classes.")
+    ] = True,
+) -> None:
+    """Write one self-contained HTML page about runs: results, curves, bytes, masks, clients.
+
+    Several runs share the curves: `fedsieve report runs/dense runs/sparse -o report.html`.
+    """
+    path = page.write(runs, out, with_partition=partition)
+    typer.echo(f"{path}  {path.stat().st_size / 1e6:.2f} MB")

@@ -1,0 +1,181 @@
+"""`fedsieve reproduce`: the papers' tables, run again or recomputed."""
+
+import dataclasses
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import fedsieve.recipes  # noqa: F401 - registers the recipes
+from fedsieve.api import Watcher
+from fedsieve.cli import settings as s
+from fedsieve.cli.progress import duration, megabytes, shown
+from fedsieve.core.errors import ConfigError, unknown
+from fedsieve.data.sources import catalogue
+from fedsieve.recipes import figure
+from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
+from fedsieve.recipes.figure import Calculated
+from fedsieve.recipes.recipe import TIERS, Expected, Measured, Recipe, Within, find, registered
+from fedsieve.recipes.run import Line, Outcome
+from fedsieve.recipes.run import reproduce as reproduce_recipe
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="A recipe; without one all are listed.")
+    ] = None,
+    tier: Annotated[str, typer.Option(help="How large: `smoke`, `small` or `full`.")] = "smoke",
+    seeds: Annotated[int, typer.Option(help="Runs of each row, with seeds 0, 1, ...")] = 1,
+    root: Annotated[Path, typer.Option(help="Library of runs; finished ones are used again.")] = (
+        Path("runs/library")
+    ),
+    workers: Annotated[int, typer.Option(help="Processes training side by side.")] = 1,
+    data_root: s.DataRoot = None,
+    json: Annotated[bool, typer.Option("--json", help="The table as one JSON line.")] = False,
+) -> None:
+    """Run a table of a paper again and compare, or list the tables there are.
+
+    What is finished in the library is not run again; what was interrupted goes on. Only the tier
+    `full` is judged against the paper. Exit code 1: a figure is off; 130: not finished.
+
+    ```
+    fedsieve reproduce
+    fedsieve reproduce communication_totals
+    fedsieve reproduce em_fashion_mnist --tier small --seeds 3 --workers 2
+    ```
+    """
+    if name is None:
+        _list(data_root)
+        return
+    recipe = find(name)
+    if isinstance(recipe, Calculated):
+        _print_figures(recipe, as_json=json)
+        return
+    chosen = next((t for t in TIERS if t == tier), None)
+    if chosen is None:
+        raise ConfigError(unknown("tier", tier, TIERS))
+
+    def watch(label: str) -> Watcher:
+        if json:
+            return Watcher()
+        typer.echo(label)
+        return shown()
+
+    outcome = reproduce_recipe(
+        recipe, chosen, root, seeds=seeds, workers=workers, data_root=data_root, watch=watch
+    )
+    if json:
+        typer.echo(msgspec.json.encode(dataclasses.asdict(outcome)).decode())
+    else:
+        _print_outcome(recipe, outcome)
+    if outcome.unfinished:
+        raise typer.Exit(130)
+    if outcome.is_off:
+        raise typer.Exit(1)
+
+
+def _list(data_root: Path | None) -> None:
+    present = {line.name: line.is_present for line in catalogue(data_root)}
+    table = Table("recipe", "tier", "rows", "rounds", "one core, roughly", "data", box=None)
+    for recipe in registered().values():
+        table.add_row(f"[bold]{recipe.name}[/bold]")
+        if isinstance(recipe, Calculated):
+            table.add_row("", "-", str(recipe.count), "0", "seconds", "none needed")
+            continue
+        for tier in recipe.tiers:
+            cost = estimate(recipe, tier)
+            needed = ", ".join(
+                d if present.get(d.split("(")[0], True) else f"{d} (missing)"
+                for d in recipe.datasets(tier)
+            )
+            time = "unknown" if cost.core_seconds is None else duration(cost.core_seconds)
+            table.add_row("", tier, str(cost.rows), str(cost.rounds), time, needed)
+    console = Console()
+    console.print(table)
+    for recipe in registered().values():
+        console.print(f"{recipe.name}: {recipe.title} ({recipe.source}).", highlight=False)
+    console.print(
+        f"Rounds and time are for one seed of all rows. Time is a rough guess from "
+        f"assumed figures: {MACS_PER_SECOND / 1e9:.0f} GMAC/s per core and "
+        f"{STEP_SECONDS * 1e3:g} ms for each mini-batch.",
+        highlight=False,
+    )
+
+
+def _print_figures(recipe: Calculated, *, as_json: bool) -> None:
+    judged = [(f, figure.judge(f)) for f in recipe.figures()]
+    if as_json:
+        rows = [dataclasses.asdict(f) | v._asdict() for f, v in judged]
+        typer.echo(msgspec.json.encode({"recipe": recipe.name, "figures": rows}).decode())
+        return
+    table = Table("figure", "formula", "printed", "ours", "unit", "verdict", box=None)
+    for f, verdict in judged:
+        table.add_row(f.label, f.formula, f.printed or "-", _digits(f.ours), f.unit, verdict.text)
+    console = Console()
+    console.print(f"{recipe.title} ({recipe.source})", highlight=False)
+    console.print(table)
+    counts = [v.agreement for _, v in judged]
+    words = [f"{counts.count(w)} {w}" for w in dict.fromkeys(counts)]
+    console.print(f"{len(counts)} figures: {', '.join(words)}", highlight=False)
+
+
+def _print_outcome(recipe: Recipe, outcome: Outcome) -> None:
+    table = Table(
+        "row", "metric", "expected", "ours", "true", "4 bytes a value", "MACs", "verdict", box=None
+    )
+    before, reasons = "", dict[str, None]()
+    for line in outcome.lines:
+        cost = outcome.costs.get(line.row) if line.row != before else None
+        figures = ["", "", ""]
+        if cost is not None:
+            sent = (megabytes(round(b)) for b in (cost.true_bytes, cost.paper_bytes))
+            figures = [*sent, f"{cost.macs_dense:.3g}"]
+        label = "" if line.row == before else line.row
+        if line.verdict.kind == "not comparable":
+            reasons[line.verdict.text] = None
+        table.add_row(
+            label, line.metric, _expected(line.expected), _ours(line.ours), *figures, _verdict(line)
+        )
+        before = line.row
+    console = Console()
+    console.print(
+        f"{recipe.title} ({recipe.source}); tier {outcome.tier}, "
+        f"{outcome.seeds} seed{'s' * (outcome.seeds > 1)}, "
+        "mean +- sample standard deviation",
+        highlight=False,
+    )
+    console.print(table)
+    sources = {f"{x.metric} {_expected(x)}: {x.source}" for y in outcome.lines if (x := y.expected)}
+    for text in (*sorted(sources), *reasons):
+        console.print(text, highlight=False, markup=False)
+    if outcome.unfinished:
+        console.print(f"not finished: {'; '.join(outcome.unfinished)}", highlight=False)
+
+
+def _verdict(line: Line) -> str:
+    return line.verdict.text.split(":")[0]
+
+
+def _expected(expected: Expected | None) -> str:
+    if expected is None:
+        return "-"
+    sign = "" if isinstance(expected.bound, Within) else ">= "
+    return f"{sign}{expected.bound.value:.5g}"
+
+
+def _ours(ours: Measured | None) -> str:
+    if ours is None:
+        return "-"
+    spread = "" if ours.spread is None else f" +- {ours.spread:.2g}"
+    return f"{ours.mean:.5g}{spread} (n = {ours.n})"
+
+
+def _digits(value: Decimal) -> str:
+    """Six significant digits, whole numbers in full."""
+    if value == value.to_integral_value() and value < 10**9:
+        return f"{int(value):,}"
+    return f"{value:.6g}"

@@ -1,0 +1,104 @@
+"""`fedsieve sweep`: a grid of settings times seeds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsieve.cli import settings as s
+from fedsieve.cli.compare import console, narrow, number, plain, score
+from fedsieve.cli.progress import duration
+from fedsieve.ledger.rows import Summary
+from fedsieve.report.budget import figure
+from fedsieve.sweep import Done, Point, Progress, Told, read_grid, sweep
+
+Root = Annotated[Path, typer.Option(help="Library: every run is made once and found again.")]
+Jobs = Annotated[int, typer.Option(help="Jobs side by side, one core each.")]
+
+
+def run_sweep(
+    config: s.ConfigFile = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2", help="A setting or option and its values; repeatable."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds of every point, from the job's own on.")] = 1,
+    workers: Jobs = 1,
+    root: Root = Path("runs/library"),
+    set_: s.Set = None,
+) -> None:
+    """Run every combination of settings, for several seeds.
+
+    Commas inside parentheses belong to the value. A run that is in the library is not run again,
+    one that was cut off goes on, and one that fails does not stop the others: after Ctrl-C, or
+    with a larger grid, give the command again.
+
+    ```
+    fedsieve sweep job.toml --grid lr=0.01,0.1 --grid epochs=1,5 --seeds 3 --workers 2
+    fedsieve sweep --grid method=fedavg,fedprox --grid "partition=dirichlet(0.5, balanced=True),iid"
+    ```
+
+    Exit codes: 0 all finished, 1 some failed, 130 stopped.
+    """
+    axes = read_grid(grid or [])
+    told = teller([*axes, "seed"])
+    try:
+        points = sweep(
+            s.collect(config, set_, {}), axes, root, seeds=seeds, workers=workers, told=told
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    _table(points)
+    jobs = [job for point in points for job in point.jobs]
+    if stopped := sum(job.state == "stopped" for job in jobs):
+        typer.echo(f"{stopped} of {len(jobs)} not finished; the same command goes on from here")
+        raise typer.Exit(130)
+    if any(job.record is None for job in jobs):
+        raise typer.Exit(1)
+
+
+def teller(names: Sequence[str]) -> Told:
+    """One line for every job that ends, with its values of `names`."""
+
+    def tell(done: Done, progress: Progress) -> None:
+        values = done.settings | done.settings["options"]
+        given = " ".join(f"{n}={values[n]}" for n in names if n in values)
+        parts = [f"{progress.ended}/{progress.of}", given]
+        if done.record is not None:
+            parts.append(_scores(done.record.summary))
+        parts.append(duration(done.seconds) if done.state == "finished" else done.state)
+        if done.error:
+            parts.append(done.error)
+        if done.state != "found":
+            parts.append(f"{duration(progress.seconds_left)} left")
+        typer.echo("  ".join(parts))
+
+    return tell
+
+
+def _scores(summary: Summary) -> str:
+    values = {"global": summary.global_accuracy, "local": summary.local_accuracy}
+    return "  ".join(f"{n} {v:.4f}" for n, v in values.items() if v is not None)
+
+
+def _table(points: list[Point]) -> None:
+    names = list(points[0].values) if points else []
+    table = narrow(*names, "global", "local", "MB", "density", "n")
+    for point in points:
+        found = [job.record for job in point.jobs if job.record is not None]
+        ends = [record.summary for record in found]
+        table.add_row(
+            *map(plain, point.values.values()),
+            score(figure(end.global_accuracy for end in ends)),
+            score(figure(end.local_accuracy for end in ends)),
+            number(figure((end.up_bytes + end.down_bytes) / 1e6 for end in ends)),
+            score(figure(end.density for end in ends)),
+            f"{len(found)}/{len(point.jobs)}",
+        )
+    console().print(table)
+    for point in points:
+        given = " ".join(f"{n}={v}" for n, v in point.values.items()) or "runs"
+        for job in point.jobs:
+            if job.record is not None:
+                typer.echo(f"{given} seed={job.settings['seed']}: {job.record.path}")

@@ -1,0 +1,121 @@
+"""What a run will cost, from its own first rounds: bytes, FLOPs, memory and time."""
+
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from fedsieve.core import tree
+from fedsieve.core.keys import fold
+from fedsieve.engines.evaluate import evaluate
+from fedsieve.engines.rounds import Played
+from fedsieve.job import Job
+from fedsieve.loop import open_rounds
+from fedsieve.wire.inspect import inspect
+
+PROBED = 5
+NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Bytes of a round in one direction: true, by the paper's formula, and the limit.
+
+    `announced_bytes` is what a client's first message takes on top.
+    """
+
+    true_bytes: int
+    paper_bytes: int
+    limit_bytes: int
+    announced_bytes: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Figures of a round are those of the last one probed."""
+
+    rounds: int
+    up: Direction
+    down: Direction
+    total_bytes: int
+    total_paper_bytes: int
+    total_macs: int
+    round_seconds: float
+    evaluation_seconds: float
+    total_seconds: float
+    server_memory_bytes: int  # its state and a cohort's messages
+    client_memory_bytes: int  # weights, working copy, gradient, moments and one mini-batch
+    client_state_bytes: int  # kept for each client between rounds
+    density: float
+
+
+def forecast(job: Job) -> Forecast:
+    """Run the first rounds of a job for real, on scratch space, and extrapolate from the last."""
+    config = job.config
+    probed = min(PROBED, config.rounds)
+    with (
+        tempfile.TemporaryDirectory(prefix="fedsieve-") as folder,
+        open_rounds(
+            job, Path(folder), eval_every=NEVER, rounds=NEVER, kept_rounds=frozenset({1, probed})
+        ) as rounds,
+    ):
+        played = list(islice(rounds.play(rounds.start()), probed))
+        last = played[-1]
+        states = rounds.stores.states
+        started = time.perf_counter()
+        evaluate(job.method, last.position.server, states, job.federation, rounds.execute)
+        evaluation = time.perf_counter() - started
+        state_bytes = tree.size_bytes(states.get(last.messages[0].client))
+    rows = [p.row for p in played]
+    up, down = _direction(played, "up"), _direction(played, "down")
+    seconds = sum(row.seconds for row in rows) / probed
+    evaluations = -(-config.rounds // config.eval_every)
+    return Forecast(
+        rounds=config.rounds,
+        up=up,
+        down=down,
+        total_bytes=config.rounds * (up.true_bytes + down.true_bytes)
+        + round(_distinct_clients(job) * (up.announced_bytes + down.announced_bytes)),
+        total_paper_bytes=config.rounds * (up.paper_bytes + down.paper_bytes),
+        total_macs=sum(row.flops_dense for row in rows) * config.rounds // probed,
+        round_seconds=seconds,
+        evaluation_seconds=evaluation,
+        total_seconds=seconds * config.rounds + evaluation * evaluations,
+        server_memory_bytes=tree.size_bytes(last.position.server) + last.row.up_bytes,
+        client_memory_bytes=_client_memory(job),
+        client_state_bytes=state_bytes,
+        density=last.row.density,
+    )
+
+
+def _direction(played: list[Played], name: Literal["up", "down"]) -> Direction:
+    """A steady round: the messages of the last one probed, without what is told only once."""
+    first, last = (
+        [inspect(frame) for frame in p.frames if frame.direction == name]
+        for p in (played[0], played[-1])
+    )
+    if not last:
+        return Direction(0, 0, 0, 0)
+    messages = [m for m in played[-1].messages if m.direction == name]
+    steady = sum(x.total_bytes - x.announced_bytes for x in last) / len(last)
+    return Direction(
+        true_bytes=round(steady * len(messages)),
+        paper_bytes=sum(m.paper_bytes for m in messages),
+        limit_bytes=round(sum(x.limit_bytes for x in last) / len(last) * len(messages)),
+        announced_bytes=max(x.announced_bytes for x in first),
+    )
+
+
+def _distinct_clients(job: Job) -> float:
+    """How many clients take part at least once, if cohorts are drawn afresh."""
+    clients, cohort = job.federation.num_clients, job.config.cohort or 1
+    return clients * (1 - (1 - cohort / clients) ** job.config.rounds)
+
+
+def _client_memory(job: Job) -> int:
+    params = tree.size_bytes(job.method.task.init_params(fold(0, "init")))
+    slots = len(getattr(getattr(job.method, "optimiser", None), "slots", ()))
+    example = job.dataset.inputs(job.dataset.x[:1])
+    return params * (3 + slots) + tree.size_bytes((example,)) * job.config.batch_size

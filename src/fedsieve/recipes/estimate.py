@@ -1,0 +1,63 @@
+"""A rough idea of how long a tier takes, without its data."""
+
+import math
+from typing import NamedTuple
+
+from fedsieve.config import Config, make
+from fedsieve.job import DEFAULT_CLIENTS, DEFAULT_COHORT
+from fedsieve.recipes.recipe import Recipe, TierName
+from fedsieve.recipes.sizes import COLOUR32, GREY28, sizes
+
+MACS_PER_SECOND = 20e9  # assumed of one core; small convolutions reach half of it, matrices more
+STEP_SECONDS = 1e-3  # assumed for a mini-batch besides, which is what counts in tiny models
+
+
+class Shape(NamedTuple):
+    """A data set from outside."""
+
+    inputs: tuple[int, ...]
+    outputs: int
+    train: int
+    test: int
+
+
+SHAPES = {
+    "digits": Shape((1, 8, 8), 10, 1442, 355),
+    "mnist": Shape(GREY28, 10, 60_000, 10_000),
+    "fashion_mnist": Shape(GREY28, 10, 60_000, 10_000),
+    "cifar10": Shape(COLOUR32, 10, 50_000, 10_000),
+    "cifar100": Shape(COLOUR32, 100, 50_000, 10_000),
+}
+
+
+class Estimate(NamedTuple):
+    """One seed of a tier; `core_seconds` is for one core and None where nothing can be said."""
+
+    rows: int
+    rounds: int  # of all rows together
+    core_seconds: float | None
+
+
+def estimate(recipe: Recipe, tier: TierName) -> Estimate:
+    """What one seed of all rows takes; training is three forward passes, evaluation one."""
+    configs = [make(recipe.settings(row, tier)) for row in recipe.rows]
+    seconds = [_seconds(config) for config in configs]
+    known = [x for x in seconds if x is not None]
+    total = sum(known) if len(known) == len(seconds) else None
+    return Estimate(len(configs), sum(config.rounds for config in configs), total)
+
+
+def _seconds(config: Config) -> float | None:
+    if config.dataset not in SHAPES or config.model == "auto":
+        return None
+    shape = SHAPES[config.dataset]
+    cohort, clients = config.cohort or DEFAULT_COHORT, config.clients or DEFAULT_CLIENTS
+    steps = config.steps or config.epochs * math.ceil(shape.train / clients / config.batch_size)
+    work = config.epochs * shape.train / clients
+    if config.steps is not None:
+        work = config.steps * config.batch_size
+    trained = config.rounds * cohort
+    evaluated = -(-config.rounds // config.eval_every) * shape.test
+    forward = sizes(config.model, shape.inputs, shape.outputs).task.graph.macs
+    macs = forward * (3 * trained * work + evaluated)
+    return macs / MACS_PER_SECOND + trained * steps * STEP_SECONDS

@@ -1,0 +1,189 @@
+"""A recipe is a value: the rows of a table, what they should give, and how large to run them.
+
+Tiers, from the smallest to the paper's own setting:
+
+    smoke   minutes on embedded data: does everything work, is accuracy sane
+    small   about half an hour on two cores: real data, fewer rounds
+    full    the setting of the paper; the only one that is judged against it
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any, Literal, TypeAlias, get_args
+
+from fedsieve.core.errors import ConfigError, unknown
+from fedsieve.ledger.rows import Summary
+from fedsieve.recipes.figure import Calculated
+
+TierName = Literal["smoke", "small", "full"]
+TIERS: tuple[TierName, ...] = get_args(TierName)
+Settings: TypeAlias = Mapping[str, Any]  # keywords of fedsieve.run
+
+
+@dataclass(frozen=True)
+class Within:
+    """The mean over seeds lies within `tolerance` of `value`."""
+
+    value: float
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The mean over seeds is `value` or more."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A figure of a row: which one (see METRICS), what it should be, and who says so."""
+
+    metric: str
+    bound: Within | AtLeast
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise ConfigError(unknown("metric", self.metric, METRICS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of the table; `expected` holds for the tier `full` alone."""
+
+    label: str
+    settings: Settings
+    expected: tuple[Expected, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier:
+    """Settings that override those of the rows, and this tier's own figures by row label."""
+
+    settings: Settings
+    expected: Mapping[str, tuple[Expected, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A table to be run; `shown` are metrics in every row, expected or not."""
+
+    name: str
+    title: str
+    source: str
+    rows: tuple[Row, ...]
+    tiers: Mapping[TierName, Tier]
+    shown: tuple[str, ...] = ("global_accuracy",)
+
+    def __post_init__(self) -> None:
+        labels = {row.label for row in self.rows}
+        strangers = {x for tier in self.tiers.values() for x in tier.expected} - labels
+        if len(labels) < len(self.rows) or strangers:
+            raise ConfigError(
+                f"recipe {self.name}: labels of rows must differ, and tiers may expect figures of "
+                f"these alone: {sorted(labels)}; found {sorted(strangers)} beside them."
+            )
+
+    def settings(self, row: Row, tier: TierName) -> dict[str, Any]:
+        """Keywords of fedsieve.run for a row in a tier, without the seed."""
+        return {**row.settings, **self.tiers[tier].settings}
+
+    def datasets(self, tier: TierName) -> tuple[str, ...]:
+        """The data sets that a tier needs."""
+        names = (str(self.settings(row, tier).get("dataset", "digits")) for row in self.rows)
+        return tuple(dict.fromkeys(names))
+
+    def departure(self, row: Row, tier: TierName) -> str:
+        """In which settings a tier differs from `full`; empty if in none."""
+        here = self.settings(row, tier)
+        there = self.settings(row, "full") if "full" in self.tiers else {}
+        names = [n for n in {**there, **here} if here.get(n) != there.get(n)]
+        return ", ".join(f"{n} {_word(here, n)} in place of {_word(there, n)}" for n in names)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Mean and sample standard deviation over n seeds; no deviation for one."""
+
+    mean: float
+    spread: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a row compares with what was expected of it."""
+
+    kind: Literal["within", "off", "not comparable", "no figure", "not run"]
+    text: str
+
+
+def measured(values: list[float]) -> Measured | None:
+    """Mean and spread over seeds, or None without any."""
+    if not values:
+        return None
+    return Measured(mean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+def judge(ours: Measured | None, expected: Expected | None, departure: str = "") -> Verdict:
+    """Compare a measured figure with the expected one, unless settings departed from it."""
+    if ours is None:
+        return Verdict("not run", "not run")
+    if expected is None:
+        return Verdict("no figure", "no figure to compare with")
+    if departure:
+        return Verdict("not comparable", f"not comparable: {departure}")
+    is_met, text = _compare(ours.mean, expected.bound)
+    return Verdict("within" if is_met else "off", text)
+
+
+METRICS: dict[str, Callable[[Summary], float | None]] = {
+    "global_accuracy": lambda s: s.global_accuracy,
+    "local_accuracy": lambda s: s.local_accuracy,
+    "best_global_accuracy": lambda s: s.best_global_accuracy,
+    "best_local_accuracy": lambda s: s.best_local_accuracy,
+    "density": lambda s: s.density,
+    "paper_gbit": lambda s: 8 * (s.up_paper_bytes + s.down_paper_bytes) / 1e9,
+    "paper_gib": lambda s: (s.up_paper_bytes + s.down_paper_bytes) / 2**30,
+    "macs_per_client": lambda s: s.flops_dense / s.num_clients,
+}
+
+AnyRecipe: TypeAlias = Recipe | Calculated
+_recipes: dict[str, AnyRecipe] = {}
+
+
+def register(recipe: AnyRecipe) -> AnyRecipe:
+    """Make a recipe known under its name."""
+    if _recipes.get(recipe.name, recipe) != recipe:
+        raise ConfigError(f"recipe {recipe.name!r} is registered already.")
+    _recipes[recipe.name] = recipe
+    return recipe
+
+
+def registered() -> dict[str, AnyRecipe]:
+    """All known recipes by name."""
+    return dict(sorted(_recipes.items()))
+
+
+def find(name: str) -> AnyRecipe:
+    """The recipe called `name`, or ConfigError with the nearest known name."""
+    if name not in _recipes:
+        raise ConfigError(unknown("recipe", name, _recipes))
+    return _recipes[name]
+
+
+def _word(settings: Settings, name: str) -> str:
+    return str(settings.get(name, "the default"))
+
+
+def _compare(value: float, bound: Within | AtLeast) -> tuple[bool, str]:
+    off = value - bound.value
+    if isinstance(bound, AtLeast):
+        return off >= 0, f"{'at least' if off >= 0 else f'{-off:.4g} below'} {bound.value:g}"
+    if abs(off) <= 1e-9 * abs(bound.value):
+        return True, "equal"
+    if abs(off) <= bound.tolerance:
+        return True, f"within {bound.tolerance:.3g}"
+    return False, f"off by {off:+.4g} (tolerance {bound.tolerance:.3g})"

@@ -1,0 +1,169 @@
+"""Run what a recipe still lacks, and put its figures beside those expected."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsieve import library
+from fedsieve.api import Watcher
+from fedsieve.config import make
+from fedsieve.core.errors import ConfigError, unknown
+from fedsieve.core.keys import fold
+from fedsieve.data.sources import load
+from fedsieve.job import canonical
+from fedsieve.ledger.rows import Summary
+from fedsieve.recipes.recipe import (
+    METRICS,
+    Expected,
+    Measured,
+    Recipe,
+    Row,
+    TierName,
+    Verdict,
+    judge,
+    measured,
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure of a row."""
+
+    row: str
+    metric: str
+    expected: Expected | None
+    ours: Measured | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Means over the finished seeds of a row: bytes sent, by the papers' formula, and MACs."""
+
+    true_bytes: float
+    paper_bytes: float
+    macs_dense: float
+    macs_ideal: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The table of a recipe; `unfinished` names rows and seeds that were left out."""
+
+    recipe: str
+    tier: TierName
+    seeds: int
+    lines: tuple[Line, ...]
+    costs: dict[str, Cost]
+    unfinished: tuple[str, ...]
+
+    @property
+    def is_off(self) -> bool:
+        return any(line.verdict.kind == "off" for line in self.lines)
+
+
+def reproduce(
+    recipe: Recipe,
+    tier: TierName,
+    root: Path,
+    *,
+    seeds: int = 1,
+    workers: int = 1,
+    data_root: Path | None = None,
+    watch: Callable[[str], Watcher] = lambda _: Watcher(),
+) -> Outcome:
+    """The table of a recipe in a tier, over seeds 0 .. seeds-1.
+
+    Finished runs in the library at `root` are used again and interrupted ones continued. An
+    interrupt ends the work early; the outcome then holds what was finished.
+
+    Args:
+        recipe: what to run.
+        tier: how large to run it.
+        root: the library of runs.
+        seeds: how many runs for each row.
+        workers: processes that train clients side by side.
+        data_root: folder of the data files.
+        watch: makes the follower of a run from the run's label.
+
+    Raises:
+        ConfigError: the recipe has no such tier, or a setting is wrong; before anything runs.
+        DataError: a data set is missing; before anything runs.
+    """
+    if tier not in recipe.tiers:
+        raise ConfigError(unknown(f"tier of {recipe.name}", tier, recipe.tiers))
+    if seeds < 1:
+        raise ConfigError(f"seeds={seeds}: at least one is needed.")
+    extra: dict[str, Any] = {"workers": workers}
+    if data_root is not None:
+        extra["data_root"] = str(data_root)
+    jobs = {
+        (row.label, seed): {**recipe.settings(row, tier), **extra, "seed": seed}
+        for seed in range(seeds)
+        for row in recipe.rows
+    }
+    for settings in jobs.values():
+        canonical(make(settings))
+    if any(library.find(settings, root) is None for settings in jobs.values()):
+        for name in recipe.datasets(tier):
+            load(name, data_root, fold(0, "dataset"))
+    finished = _finish(jobs, root, watch)
+    summaries = {
+        row.label: [finished[row.label, s] for s in range(seeds) if (row.label, s) in finished]
+        for row in recipe.rows
+    }
+    return Outcome(
+        recipe.name,
+        tier,
+        seeds,
+        tuple(x for row in recipe.rows for x in lines(recipe, row, tier, summaries[row.label])),
+        {label: _cost(found) for label, found in summaries.items() if found},
+        tuple(f"{label}, seed {seed}" for label, seed in jobs if (label, seed) not in finished),
+    )
+
+
+def lines(recipe: Recipe, row: Row, tier: TierName, summaries: list[Summary]) -> list[Line]:
+    """The figures of one row: those the tier or the paper expects, and those always shown."""
+    departure = recipe.departure(row, tier)
+    expected: list[tuple[Expected, str]] = [
+        *((x, "") for x in recipe.tiers[tier].expected.get(row.label, ())),
+        *((x, departure) for x in row.expected),
+    ]
+    found = []
+    for metric in dict.fromkeys((*recipe.shown, *(x.metric for x, _ in expected))):
+        ours = measured([v for s in summaries if (v := METRICS[metric](s)) is not None])
+        figures = [(x, d) for x, d in expected if x.metric == metric]
+        found += [Line(row.label, metric, x, ours, judge(ours, x, d)) for x, d in figures]
+        if not figures:
+            found.append(Line(row.label, metric, None, ours, judge(ours, None)))
+    return found
+
+
+def _finish(
+    jobs: dict[tuple[str, int], dict[str, Any]], root: Path, watch: Callable[[str], Watcher]
+) -> dict[tuple[str, int], Summary]:
+    """Summaries of finished runs; runs the others, one seed of all rows after the other."""
+    finished: dict[tuple[str, int], Summary] = {}
+    try:
+        for (label, seed), settings in jobs.items():
+            record = library.find(settings, root)
+            if record is None:
+                with watch(f"{label}, seed {seed}") as watcher:
+                    record = library.obtain(settings, root, watcher)
+            if record.summary.stopped != "finished":
+                break
+            finished[label, seed] = record.summary
+    except KeyboardInterrupt:
+        pass
+    return finished
+
+
+def _cost(summaries: list[Summary]) -> Cost:
+    n = len(summaries)
+    return Cost(
+        sum(s.up_bytes + s.down_bytes for s in summaries) / n,
+        sum(s.up_paper_bytes + s.down_paper_bytes for s in summaries) / n,
+        sum(s.flops_dense for s in summaries) / n,
+        sum(s.flops_ideal for s in summaries) / n,
+    )

@@ -1,0 +1,107 @@
+"""What a run had reached when a budget was spent, and what it spent to reach a score.
+
+Nothing is interpolated: the value at a budget is the last one measured at or before it.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+
+from fedsieve.ledger.rows import Row, best
+from fedsieve.library import Record
+
+METRICS = ("global_accuracy", "local_accuracy")
+SHARES = {"1": 1.0, "1/2": 0.5, "1/4": 0.25}  # of the largest common budget
+
+
+class Axis(NamedTuple):
+    """Something that is spent round by round: the sum of `fields` of the rows."""
+
+    name: str
+    label: str
+    fields: tuple[str, ...]  # none: rounds are counted
+
+
+AXES = {
+    axis.name: axis
+    for axis in (
+        Axis("bytes", "bytes sent, both ways", ("up_bytes", "down_bytes")),
+        Axis("paper_bytes", "bytes by the papers", ("up_paper_bytes", "down_paper_bytes")),
+        Axis("flops_ideal", "ideal MACs", ("flops_ideal",)),
+        Axis("flops_dense", "dense MACs", ("flops_dense",)),
+        Axis("rounds", "rounds", ()),
+    )
+}
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A mean over seeds; `spread` is the sample standard deviation, none for a single one."""
+
+    mean: float
+    spread: float | None
+    n: int
+
+
+def figure(values: Iterable[float | None]) -> Figure | None:
+    """Mean, spread and number of the values that are there."""
+    known = [float(v) for v in values if v is not None]
+    if not known:
+        return None
+    spread = statistics.stdev(known) if len(known) > 1 else None
+    return Figure(statistics.fmean(known), spread, len(known))
+
+
+def spent(rows: Sequence[Row], axis: Axis) -> list[int]:
+    """What had been spent after each row."""
+    if not axis.fields:
+        return [row.round for row in rows]
+    return list(accumulate(sum(getattr(row, name) for name in axis.fields) for row in rows))
+
+
+def total(record: Record, axis: Axis) -> int:
+    return max(spent(record.rows, axis), default=0)
+
+
+def at(record: Record, axis: Axis, budget: float, metric: str) -> float | None:
+    """The last value measured when at most `budget` was spent; none before the first one."""
+    reached = None
+    for row, cost in zip(record.rows, spent(record.rows, axis), strict=True):
+        if cost > budget:
+            break
+        value = getattr(row, metric)
+        reached = reached if value is None else value
+    return reached
+
+
+def reach(record: Record, axis: Axis, target: float, metric: str) -> int | None:
+    """What had been spent when the metric first measured `target` or more; none if never."""
+    for row, cost in zip(record.rows, spent(record.rows, axis), strict=True):
+        value = getattr(row, metric)
+        if value is not None and value >= target:
+            return cost
+    return None
+
+
+def common(records: Sequence[Record], axis: Axis) -> int:
+    """The largest budget all runs reach; one that spends nothing at all fits into any budget."""
+    return min((t for record in records if (t := total(record, axis))), default=0)
+
+
+def default_target(records: Sequence[Record], metric: str) -> float | None:
+    """95 % of the best value of the worst run that has the metric."""
+    tops = [top for record in records if (top := best(record.rows, metric)) is not None]
+    if not tops:
+        return None
+    return min(tops) - 0.05 * abs(min(tops))  # R2 may be negative
+
+
+def non_dominated(points: dict[str, tuple[float, float]]) -> list[str]:
+    """Names of (cost, score) points that no other beats in one without losing in the other."""
+
+    def is_beaten(cost: float, score: float) -> bool:
+        return any(c <= cost and s >= score and (c < cost or s > score) for c, s in points.values())
+
+    return sorted((n for n, p in points.items() if not is_beaten(*p)), key=lambda n: points[n])

@@ -1,0 +1,258 @@
+"""Finished runs side by side: equal communication, equal FLOPs, equal rounds.
+
+Seeds of one configuration form a group. Groups are compared only if they learnt from the same
+partitions of the same data and were scored on the same part of it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from fedsieve.config import SETTINGS
+from fedsieve.core.errors import ConfigError
+from fedsieve.core.options import spell
+from fedsieve.ledger.rows import last
+from fedsieve.library import INDIFFERENT, Record, run_hash
+from fedsieve.report import budget
+from fedsieve.report.budget import AXES, METRICS, SHARES, Figure, figure
+
+TUNING_FILE = "tuning.json"
+
+
+class Group(NamedTuple):
+    """Runs of one configuration that differ in their seeds alone."""
+
+    label: str
+    records: list[Record]
+    trials: int | None  # of tuning, where known
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One configuration: what it ended with and what it spent."""
+
+    label: str
+    method: str
+    seeds: list[int]
+    runs: list[str]
+    trials: int | None
+    global_accuracy: Figure | None
+    local_accuracy: Figure | None
+    density: Figure | None
+    spent: dict[str, Figure | None]  # by axis
+
+
+class AtBudget(msgspec.Struct, frozen=True):
+    """Scores of every configuration when `budget` was spent."""
+
+    axis: str
+    share: str  # of the largest budget all runs reach
+    budget: float
+    metric: str
+    values: dict[str, Figure | None]  # by label
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """What every configuration spent to reach `target`; n counts the runs that did."""
+
+    metric: str
+    target: float
+    spent: dict[str, dict[str, Figure | None]]  # by label, then axis
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Everything `fedsieve compare` shows."""
+
+    dataset: str
+    score: str
+    lines: list[Line]
+    budgets: list[AtBudget]
+    reached: list[Reached]
+    pareto_metric: str
+    pareto: list[str]  # labels that no other beats in both bytes and score
+    warnings: list[str]
+
+
+class _Tuned(msgspec.Struct):
+    """The part of a tuning file that is shown here."""
+
+    method: str
+    trials: int
+
+
+def compare(
+    records: Sequence[Record], target: float | None = None, *, anyway: bool = False
+) -> Comparison:
+    """Compare runs; `target` is the score to reach (95 % of the worst run's best).
+
+    Raises:
+        ConfigError: the runs cannot be compared, unless `anyway`.
+    """
+    groups, warnings = group(records)
+    if differences := mismatches(groups):
+        if not anyway:
+            raise ConfigError(
+                f"these runs cannot be compared: {'. '.join(differences)}. "
+                "Leave some out, or give --anyway to compare them all the same."
+            )
+        warnings += differences
+    kept = [record for g in groups for record in g.records]
+    metric = pareto_metric(groups)
+    summary = kept[0].summary
+    return Comparison(
+        dataset=summary.dataset,
+        score=summary.score,
+        lines=[_line(g) for g in groups],
+        budgets=_budgets(groups, kept),
+        reached=[r for m in METRICS if (r := _reached(groups, kept, m, target)) is not None],
+        pareto_metric=metric,
+        pareto=budget.non_dominated(pareto_points(groups, metric)),
+        warnings=warnings + _unequal_tuning(groups),
+    )
+
+
+def group(records: Sequence[Record]) -> tuple[list[Group], list[str]]:
+    """Groups of seeds in the order given, and what is odd about them."""
+    if not records:
+        raise ConfigError("nothing to compare: give the folders of finished runs.")
+    warnings = [
+        f"{r.path}: stopped {r.summary.stopped}" for r in records if r.summary.stopped != "finished"
+    ]
+    found: dict[str, dict[int, Record]] = {}
+    for record in records:
+        settings = {n: getattr(record.config, n) for n in SETTINGS} | {"seed": 0}
+        same = found.setdefault(run_hash(settings | {"options": record.config.options}), {})
+        if record.config.seed in same:
+            other = same[record.config.seed].path
+            warnings.append(f"{record.path}: the same run as {other}, counted once")
+        else:
+            same[record.config.seed] = record
+    members = [list(same.values()) for same in found.values()]
+    labels = _labels([m[0] for m in members])
+    return [
+        Group(name, m, max((t for r in m if (t := trials(r)) is not None), default=None))
+        for name, m in zip(labels, members, strict=True)
+    ], warnings
+
+
+def mismatches(groups: Sequence[Group]) -> list[str]:
+    """Why these groups should not be compared; seeds of one group may differ in their partition."""
+    traits: dict[str, Callable[[Record], str]] = {
+        "data set": lambda r: r.summary.dataset,
+        "score_on": lambda r: r.config.score_on,
+        "partition_fingerprint": lambda r: r.summary.partition_fingerprint,
+    }
+    told = []
+    for name, trait in traits.items():
+        holders: dict[str, list[str]] = {}
+        for g in groups:
+            values = ", ".join(sorted({trait(r) for r in g.records}))
+            holders.setdefault(values, []).extend(str(r.path) for r in g.records)
+        if len(holders) > 1:
+            each = "; ".join(f"{', '.join(runs)} with {v}" for v, runs in holders.items())
+            told.append(f"{name} differs: {each}")
+    return told
+
+
+def trials(record: Record) -> int | None:
+    """How many tuning trials the method had: from the file in the run folder or next to it."""
+    for folder in (record.path, record.path.parent):
+        try:
+            tuned = msgspec.json.decode((folder / TUNING_FILE).read_bytes(), type=_Tuned)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        if tuned.method == record.config.method:
+            return tuned.trials
+    return None
+
+
+def pareto_metric(groups: Sequence[Group]) -> str:
+    """Global accuracy if every run has it, else local."""
+    records = [r for g in groups for r in g.records]
+    has_global = all(last(r.rows, "global_accuracy") is not None for r in records)
+    return "global_accuracy" if has_global else "local_accuracy"
+
+
+def pareto_points(groups: Sequence[Group], metric: str) -> dict[str, tuple[float, float]]:
+    """(bytes in all, final score) of each group, means over its seeds."""
+    points = {}
+    for g in groups:
+        sent = figure(budget.total(r, AXES["bytes"]) for r in g.records)
+        score = figure(last(r.rows, metric) for r in g.records)
+        if sent is not None and score is not None:
+            points[g.label] = (sent.mean, score.mean)
+    return points
+
+
+def _labels(firsts: Sequence[Record]) -> list[str]:
+    """The method's name, and where that is not enough the settings that tell it apart."""
+    labels = []
+    for record in firsts:
+        rivals = [_flat(r) for r in firsts if r.config.method == record.config.method]
+        own = _flat(record)
+        telling = [n for n in own if any(rival.get(n) != own[n] for rival in rivals)]
+        labels.append(" ".join([record.config.method, *(f"{n}={own[n]}" for n in telling)]))
+    return labels
+
+
+def _flat(record: Record) -> dict[str, Any]:
+    config = record.config
+    plain = {n: getattr(config, n) for n in SETTINGS if n not in {*INDIFFERENT, "seed", "method"}}
+    return {n: str(spell(v)) for n, v in (plain | config.options).items()}
+
+
+def _line(g: Group) -> Line:
+    return Line(
+        label=g.label,
+        method=g.records[0].config.method,
+        seeds=[r.config.seed for r in g.records],
+        runs=[str(r.path) for r in g.records],
+        trials=g.trials,
+        global_accuracy=figure(last(r.rows, "global_accuracy") for r in g.records),
+        local_accuracy=figure(last(r.rows, "local_accuracy") for r in g.records),
+        density=figure(last(r.rows, "density") for r in g.records),
+        spent={
+            name: figure(budget.total(r, axis) for r in g.records) for name, axis in AXES.items()
+        },
+    )
+
+
+def _budgets(groups: Sequence[Group], records: Sequence[Record]) -> list[AtBudget]:
+    found = []
+    for name, axis in AXES.items():
+        whole = budget.common(records, axis)
+        for share, part in SHARES.items():
+            for metric in METRICS if whole else ():
+                values = {
+                    g.label: figure(budget.at(r, axis, whole * part, metric) for r in g.records)
+                    for g in groups
+                }
+                found.append(AtBudget(name, share, whole * part, metric, values))
+    return found
+
+
+def _reached(
+    groups: Sequence[Group], records: Sequence[Record], metric: str, target: float | None
+) -> Reached | None:
+    lowest = budget.default_target(records, metric)
+    if lowest is None:
+        return None
+    goal = lowest if target is None else target
+    return Reached(
+        metric,
+        goal,
+        {
+            g.label: {
+                name: figure(budget.reach(r, axis, goal, metric) for r in g.records)
+                for name, axis in AXES.items()
+            }
+            for g in groups
+        },
+    )
+
+
+def _unequal_tuning(groups: Sequence[Group]) -> list[str]:
+    if len({g.trials for g in groups}) < 2:
+        return []
+    each = ", ".join(f"{g.label}: {'-' if g.trials is None else g.trials}" for g in groups)
+    return [f"tuning trials differ ({each}); the more tuned one has an advantage"]

@@ -1,0 +1,149 @@
+"""What every byte of a message is: header, masks and values, per tensor, against the limit."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from fedsieve.core.errors import WireError
+from fedsieve.core.message import Bits, Count, Dense, Exact, Kept, Params, Scalar
+from fedsieve.wire import limit
+from fedsieve.wire.codec import Bools, Decoder
+from fedsieve.wire.frame import open_frame
+from fedsieve.wire.precision import PRECISIONS
+from fedsieve.wire.schema import Hash, Part, Schema, hash_of, read_schema
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """A message kept for inspection, with all that its receiver held."""
+
+    round: int
+    client: int
+    direction: Literal["up", "down"]
+    schema: bytes
+    masks: tuple[tuple[Hash, bytes, int], ...]  # hash, packed bits, size
+    data: bytes
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.round:07d}-{self.client:07d}-{self.direction}.frame"
+
+
+class Line(NamedTuple):
+    """One tensor of a message; bytes of a block shared by several tensors go by their limits."""
+
+    field: str
+    tensor: str
+    role: str
+    size: int
+    sent: int
+    mask_bytes: float
+    value_bytes: float
+    limit_bytes: float
+
+
+class Inspection(NamedTuple):
+    """A message taken apart; header, mask and value bytes add up to total."""
+
+    total_bytes: int
+    header_bytes: int
+    announced_bytes: int
+    mask_bytes: int
+    value_bytes: int
+    limit_bytes: float
+    precision: str
+    numbers: tuple[int | float, ...]
+    lines: list[Line]
+
+
+def read_frame(path: Path) -> Frame:
+    """A kept message; WireError if the file is none."""
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=Frame)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WireError(f"{path}: not a kept message ({error}).") from error
+
+
+def inspect(frame: Frame) -> Inspection:
+    """Take a message apart.
+
+    Raises:
+        WireError: it is malformed.
+    """
+    sections = open_frame(frame.data)
+    header = sections.header
+    schema, _ = read_schema(frame.schema, 2**40)
+    if hash_of(frame.schema) != header.schema:
+        raise WireError("the frame belongs to another schema than the one kept with it.")
+    decoder = Decoder(2**40)
+    decoder.learn(frame.schema)
+    message = decoder.decode(frame.data, message_class(schema), _unpacked(frame))
+    masks, values = sum(header.masks), sum(header.values)
+    precision = PRECISIONS[header.precision]
+    return Inspection(
+        total_bytes=len(frame.data),
+        header_bytes=len(frame.data) - masks - values,
+        announced_bytes=len(header.announced),
+        mask_bytes=masks,
+        value_bytes=values,
+        limit_bytes=limit.message_bytes(message, precision),
+        precision=precision,
+        numbers=header.numbers,
+        lines=_lines(schema, message, masks, values, precision),
+    )
+
+
+def message_class(schema: Schema) -> Any:
+    """A message class made from a schema, for a reader that does not have the method's own."""
+    roles: dict[str, Any] = {
+        "dense": Dense, "exact": Exact, "bits": Bits, "scalar": Scalar, "count": Count,
+    }  # fmt: skip
+    hints = [
+        (part.name, roles.get(part.role) or Annotated[Params, Kept(part.role.split(":", 1)[1])])
+        for part in schema.parts
+    ]
+    return NamedTuple("Message", hints)
+
+
+def _lines(schema: Schema, message: Any, masks: int, values: int, precision: Any) -> list[Line]:
+    found = []
+    for part in schema.parts:
+        for entry in part.entries:
+            tensor = getattr(message, part.name)[entry.name].numpy()
+            mask = _mask_of(part, message, entry.name)
+            kept = tensor.reshape(-1) if mask is None else tensor[mask]
+            is_mask = part.role == "bits"
+            is_float = kept.dtype == np.float32
+            bits = (
+                limit.mask_bits(tensor)
+                if is_mask
+                else limit.value_bits(kept, precision)
+                if is_float
+                else 8.0 * kept.nbytes
+            )
+            sent = int(np.count_nonzero(tensor)) if is_mask else kept.size
+            line = Line(part.name, entry.name, part.role, entry.count, sent, 0, 0, bits / 8)
+            found.append(line)
+    mask_limit = sum(x.limit_bytes for x in found if x.role == "bits") or 1
+    value_limit = sum(x.limit_bytes for x in found if x.role != "bits") or 1
+    return [
+        x._replace(mask_bytes=masks * x.limit_bytes / mask_limit)
+        if x.role == "bits"
+        else x._replace(value_bytes=values * x.limit_bytes / value_limit)
+        for x in found
+    ]
+
+
+def _mask_of(part: Part, message: Any, name: str) -> Bools | None:
+    if not part.role.startswith("kept:"):
+        return None
+    mask = getattr(message, part.role.split(":", 1)[1])
+    return mask[name].numpy() if name in mask else None
+
+
+def _unpacked(frame: Frame) -> dict[Hash, Bools]:
+    return {
+        mark: np.unpackbits(np.frombuffer(bits, np.uint8), count=size).view(np.bool_)
+        for mark, bits, size in frame.masks
+    }

@@ -1,0 +1,230 @@
+"""Runs are compared at equal budgets, by rows written by hand."""
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fedsieve.cli.app import main
+from fedsieve.config import make, to_toml
+from fedsieve.core.errors import ConfigError
+from fedsieve.ledger.rows import Row, Summary, best, last
+from fedsieve.library import Record, read_run
+from fedsieve.report import budget
+from fedsieve.report.budget import AXES, figure
+from fedsieve.report.compare import compare, group
+from fedsieve.report.curves import curve, draw
+
+BYTES = AXES["bytes"]
+
+
+def row(number, accuracy, up=60, down=40, **fields):
+    """A round that sends 100 bytes, 50 by the paper, and takes 10 ideal and 20 dense MACs."""
+    plain = {
+        "round": number, "seconds": 1.0, "clients": 2, "failed": 0, "up_bytes": up,
+        "down_bytes": down, "up_paper_bytes": up // 2, "down_paper_bytes": down // 2,
+        "flops_dense": 20, "flops_ideal": 10, "flops_realisable": 15, "density": 0.5,
+        "global_accuracy": accuracy, "local_accuracy": accuracy and accuracy - 0.1,
+    }  # fmt: skip
+    return Row(**plain | fields)
+
+
+def record(rows, path="run", method="fedavg", seed=0, partition="p0", stopped="finished", **more):
+    config = make({"method": method, "seed": seed, "rounds": len(rows)} | more)
+    totals = {
+        name: sum(getattr(r, name) for r in rows)
+        for name in (
+            "up_bytes", "down_bytes", "up_paper_bytes", "down_paper_bytes", "flops_dense",
+            "flops_ideal", "flops_realisable",
+        )
+    }  # fmt: skip
+    scores = {name: last(rows, name) for name in budget.METRICS}
+    tops = {f"best_{name}": best(rows, name) for name in budget.METRICS}
+    summary = Summary(
+        method=method, dataset=config.dataset, model="m", partition="iid", seed=seed,
+        partition_fingerprint=partition, num_clients=2, rounds=len(rows), seconds=1.0,
+        stopped=stopped, score="accuracy", loss=None, density=0.5, failed=0, model_hash="h",
+        versions={}, **totals, **scores, **tops,
+    )  # fmt: skip
+    return Record(Path(path), config, summary, rows, [])
+
+
+def run_of(*accuracies, **more):
+    """A run with these accuracies round by round; none: not evaluated."""
+    rows = [row(i + 1, accuracy) for i, accuracy in enumerate(accuracies)]
+    return record(rows, **more)
+
+
+def folder(found, path):
+    """The record as a run folder on disk."""
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text(to_toml(found.config))
+    (path / "result.json").write_bytes(msgspec.json.encode(found.summary))
+    lines = b"\n".join(map(msgspec.json.encode, found.rows))
+    (path / "rounds.jsonl").write_bytes(lines)
+    (path / "evaluations.jsonl").write_bytes(b"")
+    return path
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["fedsieve", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code or 0
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_every_axis_adds_up_its_own_fields():
+    run = run_of(0.1, 0.2, 0.3)
+    sums = {name: budget.spent(run.rows, axis) for name, axis in AXES.items()}
+    assert sums == {
+        "bytes": [100, 200, 300],
+        "paper_bytes": [50, 100, 150],
+        "flops_ideal": [10, 20, 30],
+        "flops_dense": [20, 40, 60],
+        "rounds": [1, 2, 3],
+    }
+
+
+@pytest.mark.parametrize(
+    ("spent", "value"),
+    [(99, None), (100, 0.1), (199, 0.1), (250, 0.1), (299, 0.1), (300, 0.3), (10**9, 0.3)],
+)
+def test_the_value_at_a_budget_is_the_last_measured_at_or_before_it(spent, value):
+    run = run_of(0.1, None, 0.3)  # round 2 was not evaluated
+    assert budget.at(run, BYTES, spent, "global_accuracy") == value
+
+
+def test_the_last_value_counts_even_if_an_earlier_one_was_better():
+    assert budget.at(run_of(0.5, 0.4), BYTES, 200, "global_accuracy") == 0.4
+
+
+def test_a_score_is_reached_when_it_is_first_measured():
+    run = run_of(0.1, 0.6, 0.4, 0.7)
+    assert budget.reach(run, BYTES, 0.6, "global_accuracy") == 200
+    assert budget.reach(run, BYTES, 0.65, "global_accuracy") == 400
+    assert budget.reach(run, BYTES, 0.8, "global_accuracy") is None
+
+
+def test_the_common_budget_is_that_of_the_thriftiest_run_that_sends_anything():
+    silent = record([row(1, 0.2, up=0, down=0)])
+    assert budget.common([run_of(0.1, 0.2, 0.3), run_of(0.1, 0.2), silent], BYTES) == 200
+    assert budget.at(silent, BYTES, 200, "global_accuracy") == 0.2
+    assert budget.common([silent], BYTES) == 0
+
+
+def test_the_default_target_is_95_percent_of_the_worst_runs_best():
+    runs = [run_of(0.2, 0.9), run_of(0.8, 0.6)]
+    assert budget.default_target(runs, "global_accuracy") == pytest.approx(0.95 * 0.8)
+
+
+def test_spread_is_the_sample_standard_deviation():
+    found = figure([0.1, None, 0.3])
+    assert (found.mean, found.n) == (pytest.approx(0.2), 2)
+    assert found.spread == pytest.approx(0.02**0.5)  # (0.1^2 + 0.1^2) / (2 - 1)
+    assert figure([0.5]).spread is None
+    assert figure([None]) is None
+
+
+def test_seeds_of_one_configuration_are_put_together():
+    runs = [
+        run_of(0.4, 0.5, seed=0, path="a"),
+        run_of(0.6, 0.7, seed=1, path="b", partition="p1", workers=2),  # workers decide nothing
+        run_of(0.5, 0.6, seed=0, path="c", lr=0.2),
+        run_of(0.5, 0.6, seed=1, path="d", lr=0.2, partition="p1"),
+    ]
+    found = compare(runs)
+    assert [line.seeds for line in found.lines] == [[0, 1], [0, 1]]
+    assert "lr=0.2" in found.lines[1].label
+    half = next(
+        b for b in found.budgets
+        if (b.axis, b.share, b.metric) == ("bytes", "1/2", "global_accuracy")
+    )  # fmt: skip
+    assert half.budget == 100
+    first = half.values[found.lines[0].label]
+    assert (first.mean, first.n) == (pytest.approx(0.5), 2)
+
+
+def test_a_run_given_twice_counts_once():
+    groups, warnings = group([run_of(0.4, path="a"), run_of(0.4, path="b")])
+    assert [len(g.records) for g in groups] == [1]
+    assert warnings == ["b: the same run as a, counted once"]
+
+
+def test_budget_to_reach_counts_the_runs_that_do():
+    runs = [run_of(0.4, 0.9, seed=0), run_of(0.4, 0.5, seed=1, partition="p1")]
+    reached = compare(runs, 0.8).reached[0]
+    assert reached.target == 0.8
+    spent = reached.spent["fedavg"]
+    assert (spent["bytes"].mean, spent["paper_bytes"].mean, spent["bytes"].n) == (200, 100, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"partition": "p9"}, ["partition_fingerprint differs", "one with p0", "two with p9"]),
+        ({"dataset": "other"}, ["data set differs", "digits", "other"]),
+        ({"score_on": "validation", "validation": 0.1}, ["score_on differs", "validation"]),
+    ],
+)
+def test_runs_on_other_data_are_refused_unless_asked(change, words):
+    runs = [run_of(0.5, path="one"), run_of(0.6, path="two", method="fedprox", **change)]
+    with pytest.raises(ConfigError) as caught:
+        compare(runs)
+    assert all(word in str(caught.value) for word in [*words, "--anyway"])
+    assert compare(runs, anyway=True).warnings
+
+
+def test_the_front_holds_what_no_other_beats():
+    points = {"a": (1.0, 0.5), "b": (2.0, 0.5), "c": (3.0, 0.9), "d": (4.0, 0.8), "e": (3.0, 0.9)}
+    assert budget.non_dominated(points) == ["a", "c", "e"]
+
+
+def test_trials_are_read_from_the_run_folder_and_unequal_ones_warned_of(tmp_path):
+    tuned = folder(run_of(0.5), tmp_path / "x" / "tuned")
+    (tuned / "tuning.json").write_text('{"method": "fedavg", "trials": 20, "space": {}}')
+    plain = folder(run_of(0.6, method="fedprox"), tmp_path / "y" / "plain")
+    found = compare([read_run(tuned), read_run(plain)])
+    assert [line.trials for line in found.lines] == [20, None]
+    assert "fedavg: 20, fedprox: -" in found.warnings[0]
+    (plain.parent / "tuning.json").write_text('{"method": "fedprox", "trials": 20}')
+    assert not compare([read_run(tuned), read_run(plain)]).warnings
+
+
+def test_a_curve_is_the_mean_over_seeds_where_all_were_measured():
+    runs = [run_of(0.1, None, 0.3, seed=0), run_of(0.3, None, 0.5, seed=1)]
+    found = curve(group(runs)[0][0], BYTES, "global_accuracy")
+    assert found.x == [100, 300]
+    assert found.y == pytest.approx([0.2, 0.4])
+
+
+def test_the_command_prints_draws_and_speaks_json(cli, tmp_path):
+    one = folder(run_of(0.4, 0.5), tmp_path / "one")
+    silent = record([row(1, None, up=0, down=0, local_accuracy=0.4)], method="local_only")
+    two = folder(silent, tmp_path / "two")
+    code, out, err = cli("compare", one, two, "--out", tmp_path / "figures")
+    assert code == 0, err
+    assert "equal MB" in out
+    assert "to reach local 0.3800" in out  # 0.95 * 0.4, the best of both
+    for name in ("accuracy_mb", "accuracy_flops", "density_rounds", "pareto"):
+        assert (tmp_path / "figures" / f"{name}.svg").read_text().startswith("<?xml")
+        assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = cli("compare", one, two, "--json")
+    found = json.loads(out)
+    assert [line["method"] for line in found["lines"]] == ["fedavg", "local_only"]
+    assert found["pareto_metric"] == "local_accuracy"
+    assert cli("compare", tmp_path / "nothing")[0] == 2
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"fedsieve\[report\]"):
+        draw(group([run_of(0.5)])[0], "accuracy", tmp_path)

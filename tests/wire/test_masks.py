@@ -1,0 +1,434 @@
+"""Masks: round trips, closeness to the information limit, and refusal of anything malformed."""
+
+import hashlib
+import math
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsieve.core.errors import WireError
+from fedsieve.wire import bits, masks
+from fedsieve.wire.masks import ROWS, decode_change, decode_mask, encode_change, encode_mask
+
+LENET = ((20, 25), (50, 500), (500, 800), (10, 500))
+
+
+def size_of(layout):
+    return sum(rows * columns for rows, columns in layout)
+
+
+def bits_of(ones, size):
+    """The limit, n * H(ones / n), of a mask whose positions are all alike."""
+    shares = [share for share in (ones / size, 1 - ones / size) if share > 0] if size else []
+    return -size * sum(share * math.log2(share) for share in shares)
+
+
+def there_and_back(kept, layout):
+    data = encode_mask(kept, layout)
+    found = decode_mask(memoryview(data), layout)
+    assert found.dtype == np.bool_
+    assert np.array_equal(found, kept)
+    return data
+
+
+def changed_there_and_back(kept, before, layout):
+    data = encode_change(kept, before, layout)
+    found = decode_change(memoryview(data), before.copy(), layout)
+    assert np.array_equal(found, kept)
+    return data
+
+
+@st.composite
+def cases(draw):
+    """A layout of up to 5,000 positions and a mask over it with some structure."""
+    tensors = st.tuples(st.integers(0, 40), st.integers(0, 40))
+    layout = (*draw(st.lists(tensors, max_size=3)), (1, draw(st.integers(0, 199))))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    density = draw(st.sampled_from([0.0, 1e-3, 0.03, 0.3, 0.5, 0.8, 0.97, 1.0]))
+    parts = []
+    for shape in layout:
+        part = rng.random(shape) < density * rng.random()
+        match draw(st.sampled_from(["even", "rows", "columns", "both", "each row", "full rows"])):
+            case "rows":
+                part[rng.random(shape[0]) < 0.5] = False
+            case "columns":
+                part[:, rng.random(shape[1]) < 0.5] = False
+            case "both":
+                part[rng.random(shape[0]) < 0.5] = False
+                part[:, : shape[1] // 2] = False
+            case "each row":
+                part = rng.random(shape) < rng.random((shape[0], 1))
+            case "full rows":
+                part[rng.random(shape[0]) < 0.3] = True
+        parts.append(part.reshape(-1))
+    return np.concatenate(parts), layout, rng
+
+
+@given(cases())
+@settings(max_examples=300, deadline=None)
+def test_masks_come_back(case):
+    kept, layout, _ = case
+    there_and_back(kept, layout)
+
+
+@given(cases(), st.sampled_from([0.0, 0.001, 0.05, 0.5, 1.0]))
+@settings(max_examples=300, deadline=None)
+def test_changes_come_back(case, share):
+    kept, layout, rng = case
+    before = kept ^ (rng.random(kept.size) < share)
+    changed_there_and_back(kept, before, layout)
+
+
+@given(cases(), st.sampled_from([0.0, 0.05, 1.0]))
+@settings(max_examples=100, deadline=None)
+def test_masks_and_changes_come_back_without_constriction(case, share):
+    kept, layout, rng = case
+    before = kept ^ (rng.random(kept.size) < share)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bits, "constriction", None)
+        there_and_back(kept, layout)
+        changed_there_and_back(kept, before, layout)
+
+
+def patterns():
+    layout = ((64, 72), (30, 9), (17, 1))
+    size = size_of(layout)
+    place = np.arange(size)
+    yield layout, place % 2 == 0
+    yield layout, place % 4 < 2  # two of every four
+    yield layout, place < size // 2
+    yield layout, place >= size // 2
+    yield layout, place == 0
+    yield layout, place == size - 1
+    yield layout, place != 0
+    yield layout, place != size - 1
+    yield layout, place // 72 % 2 == 0
+    yield layout, (place // 72 + place % 72) % 2 == 0
+    yield layout, np.isin(place, 2 ** np.arange(13))
+    yield (), np.zeros(0, np.bool_)
+    yield ((0, 5), (5, 0)), np.zeros(0, np.bool_)
+    yield ((1, 1),), np.ones(1, np.bool_)
+
+
+@pytest.mark.parametrize("number", range(14))
+def test_odd_patterns_come_back_and_never_cost_more_than_a_bitmap(number):
+    layout, kept = list(patterns())[number]
+    data = there_and_back(kept, layout)
+    assert len(data) <= 1 + (kept.size + 7) // 8
+    for before in (~kept, np.zeros_like(kept), np.ones_like(kept), np.roll(kept, 1), kept):
+        assert len(changed_there_and_back(kept, before, layout)) <= 2 + (kept.size + 7) // 8
+
+
+def test_each_coder_is_chosen_where_it_is_best():
+    rng = np.random.default_rng(0)
+    size = size_of(LENET)
+    rows = np.concatenate([(rng.random((r, c)) < rng.random((r, 1))).reshape(-1) for r, c in LENET])
+    chosen = {
+        masks.EMPTY: np.zeros(size, np.bool_),
+        masks.FULL: np.ones(size, np.bool_),
+        masks.BITMAP: rng.random(size) < 0.5,
+        masks.RICE: np.arange(size) == 77,
+        masks.FLAT: rng.random(size) < 0.05,
+        masks.LAYERS: rows,
+    }
+    assert {tag: there_and_back(kept, LENET)[0] for tag, kept in chosen.items()} == {
+        tag: tag for tag in chosen
+    }
+
+
+def test_small_masks_are_as_derived_by_hand():
+    layout = ((2, 8),)
+    kept = np.zeros(16, np.bool_)
+    assert encode_mask(kept, layout) == b"\0"
+    assert encode_mask(~kept, layout) == b"\1"
+    kept[[0, 3, 15]] = True
+    assert encode_mask(kept, layout) == bytes([2, 0b00001001, 0b10000000])
+    # Gaps 0, 2, 11, shift 1: high parts 0, 1, 5 in unary 1 01 000001, low parts 0, 0, 1.
+    rice = bytes([3, 1, 3, 9, 0b10100000, 0b10000000, 0b00100000])
+    assert np.array_equal(decode_mask(memoryview(rice), layout), kept)
+
+
+def test_frames_once_written_stay_readable():
+    # Written by the first version of these coders; a failure means that the format has changed.
+    layout, place = ((10, 24),), np.arange(240)
+    kept = (place * place % 7 == 1) & (place // 24 % 2 == 0)
+    flat = bytes.fromhex("040071b959d3400128d35ffb5ff8f6ff38cb6604fdaf09")
+    layers = bytes.fromhex("05010500791ed28d91e0758da132ca8d6a33cac0ba09")
+    change = bytes.fromhex("04f0714cdb56556d36353f367924e2334a343d6beb9fb206")
+    assert np.array_equal(decode_mask(memoryview(flat), layout), kept)
+    assert np.array_equal(decode_mask(memoryview(layers), layout), kept)
+    assert np.array_equal(decode_change(memoryview(change), place % 3 == 0, layout), kept)
+
+
+def iid(rng, layout, density):
+    kept = rng.random(size_of(layout)) < density
+    return kept, bits_of(np.count_nonzero(kept), kept.size)
+
+
+def by_layer(rng, layout, density):
+    parts = [rng.random(r * c) < min(density * rng.uniform(0.3, 3), 0.9) for r, c in layout]
+    return np.concatenate(parts), sum(bits_of(np.count_nonzero(p), p.size) for p in parts)
+
+
+def dropped_rows(rng, layout, density):
+    """Half of the rows dropped; the limit is rows * H(share) and the inner cost."""
+    parts, limit = [], 0.0
+    for rows, columns in layout:
+        is_used = rng.random(rows) < 0.5
+        part = (rng.random((rows, columns)) < density) & is_used[:, None]
+        used = np.count_nonzero(is_used)
+        limit += bits_of(used, rows) + bits_of(np.count_nonzero(part), used * columns)
+        parts.append(part.reshape(-1))
+    return np.concatenate(parts), limit
+
+
+def own_densities(rng, layout, density):
+    """Each row has its own density; the limit is the code length for who knows them all."""
+    parts, limit = [], 0.0
+    for rows, columns in layout:
+        share = np.clip(density * rng.gamma(1.5, 1 / 1.5, rows), 1e-5, 0.95)
+        part = rng.random((rows, columns)) < share[:, None]
+        ones = part.sum(axis=1)
+        limit -= float(ones @ np.log2(share) + (columns - ones) @ np.log2(1 - share))
+        parts.append(part.reshape(-1))
+    return np.concatenate(parts), limit
+
+
+@pytest.mark.parametrize("density", [0.005, 0.05, 0.5])
+@pytest.mark.parametrize("make", [iid, by_layer, dropped_rows, own_densities])
+def test_masks_take_at_most_five_percent_more_than_the_limit(make, density):
+    kept, limit = make(np.random.default_rng(7), LENET, density)
+    assert 8 * len(there_and_back(kept, LENET)) <= 1.05 * limit
+
+
+def test_dropped_rows_and_columns_cost_about_nothing():
+    rng = np.random.default_rng(3)
+    kept = np.ones((500, 800), np.bool_)
+    kept[rng.random(500) < 0.5] = False
+    kept[:, np.repeat(rng.random(50) < 0.5, 16)] = False  # 16 inputs of each dropped filter
+    data = there_and_back(kept.reshape(-1), ((500, 800),))
+    assert len(data) <= 500 / 8 + 800 / 8 / 2
+
+
+def flipped(rng, before, share):
+    """As many positions lost as grown: `share` of those kept before."""
+    kept = before.copy()
+    flips = max(1, round(share * np.count_nonzero(before)))
+    kept[rng.choice(np.flatnonzero(before), flips, replace=False)] = False
+    kept[rng.choice(np.flatnonzero(~before), flips, replace=False)] = True
+    ones = np.count_nonzero(before)
+    return kept, bits_of(flips, ones) + bits_of(flips, before.size - ones)
+
+
+@pytest.mark.parametrize(
+    ("density", "share", "most"),
+    [
+        (0.005, 0.1, 1.05),
+        (0.05, 0.1, 1.05),
+        (0.5, 0.1, 1.05),
+        (0.05, 0.001, 1.1),
+        (0.5, 0.001, 1.1),
+    ],
+)
+def test_changes_take_little_more_than_the_limit(density, share, most):
+    rng = np.random.default_rng(5)
+    before = rng.random(size_of(LENET)) < density
+    kept, limit = flipped(rng, before, share)
+    assert 8 * len(changed_there_and_back(kept, before, LENET)) <= most * limit
+
+
+def test_a_change_in_one_tensor_only_is_not_paid_for_by_the_others():
+    rng = np.random.default_rng(5)
+    before = rng.random(size_of(LENET)) < 0.3
+    kept = before.copy()
+    kept[-5000:] ^= rng.random(5000) < 0.3
+    limit = 2 * bits_of(750, 2500)
+    assert 8 * len(changed_there_and_back(kept, before, LENET)) <= 1.05 * limit
+
+
+def test_no_change_takes_one_byte():
+    before = np.random.default_rng(0).random(1000) < 0.5
+    assert changed_there_and_back(before, before, ((1, 1000),)) == b"\0"
+
+
+@pytest.mark.parametrize("density", [0.005, 0.05, 0.2, 0.38, 0.5, 0.9])
+def test_without_constriction_an_even_mask_stays_near_the_limit(density, monkeypatch):
+    monkeypatch.setattr(bits, "constriction", None)
+    kept, limit = iid(np.random.default_rng(2), LENET, density)
+    data = there_and_back(kept, LENET)
+    assert data[0] in {masks.BITMAP, masks.RICE}
+    assert 8 * len(data) <= 1.05 * limit
+
+
+def test_without_constriction_its_frames_are_refused_by_name(monkeypatch):
+    rng = np.random.default_rng(2)
+    kept = rng.random(size_of(LENET)) < 0.05
+    before = kept ^ (rng.random(kept.size) < 0.05)
+    data, change = encode_mask(kept, LENET), encode_change(kept, before, LENET)
+    monkeypatch.setattr(bits, "constriction", None)
+    with pytest.raises(WireError, match="constriction"):
+        decode_mask(memoryview(data), LENET)
+    with pytest.raises(WireError, match="constriction"):
+        decode_change(memoryview(change), before, LENET)
+
+
+def test_lazy_and_eager_models_give_the_same_stream():
+    symbols = (np.random.default_rng(0).random(4000) ** 8 * 256).astype(np.int32)
+    streams = set()
+    for lazy in (True, False):
+        model = bits.constriction.stream.model.Categorical(
+            np.array([float(3**k) for k in range(30)] * 8 + [1.0] * 16), perfect=False, lazy=lazy
+        )
+        coder = bits.constriction.stream.stack.AnsCoder()
+        coder.encode_reverse(symbols, model)
+        streams.add(coder.get_compressed().tobytes())
+    assert len(streams) == 1
+
+
+@pytest.mark.parametrize("value", [*range(40), 1000, 12345, 10**6, 10**9])
+def test_a_level_is_within_a_sixteenth_of_its_value(value):
+    found = bits.LEVELS[bits.level_of(value)]
+    assert (found == 0) == (value == 0)
+    assert value < 8 or abs(found - value) <= value / 16
+
+
+def damaged(rng, data):
+    """A copy of `data` with some bytes changed, cut off, added, or all replaced."""
+    new = bytearray(data)
+    match rng.integers(5):
+        case 0:
+            new[rng.integers(len(new))] ^= 1 << rng.integers(8)
+        case 1:
+            for _ in range(rng.integers(1, 6)):
+                new[rng.integers(min(len(new), 24))] = rng.integers(256)
+        case 2:
+            del new[rng.integers(len(new)) :]
+        case 3:
+            new += rng.bytes(rng.integers(1, 9))
+        case _:
+            new[1:] = rng.bytes(rng.integers(0, 60))
+            new[0] = rng.integers(7)
+    return memoryview(bytes(new))
+
+
+def outcome(decode, size):
+    """What became of damaged bytes: refused, or a mask of the right size."""
+    try:
+        found = decode()
+    except WireError:
+        return "refused"
+    assert found.dtype == np.bool_
+    assert found.shape == (size,)
+    return "decoded"
+
+
+def frames(rng, layout):
+    """Valid masks and changes by all coders, with the mask before the changes."""
+    size = size_of(layout)
+    rows = [(rng.random((r, c)) < rng.random((r, 1))).reshape(-1) for r, c in layout]
+    rows[0][: size_of(layout[:1]) // 2] = False
+    kepts = [rng.random(size) < d for d in (0.01, 0.3, 0.5, 0.95)]
+    kepts += [np.concatenate(rows), np.arange(size) == 77]
+    before = rng.random(size) < 0.3
+    coded = [encode_mask(kept, layout) for kept in kepts]
+    assert {data[0] for data in coded} == {masks.BITMAP, masks.RICE, masks.FLAT, masks.LAYERS}
+    return coded, [encode_change(before ^ kept, before, layout) for kept in kepts], before
+
+
+def test_damaged_bytes_are_refused_or_give_a_mask_of_the_right_size():
+    rng = np.random.default_rng(11)
+    layout = ((40, 50), (300, 9), (64, 1))
+    coded, changes, before = frames(rng, layout)
+    seen = set()
+    for data, change in zip(coded * 400, changes * 400, strict=True):
+        bad = damaged(rng, data)
+        seen.add(outcome(lambda bad=bad: decode_mask(bad, layout), before.size))
+        bad = damaged(rng, change)
+        seen.add(outcome(lambda bad=bad: decode_change(bad, before, layout), before.size))
+    assert seen == {"refused", "decoded"}
+
+
+def test_damaged_bytes_never_take_more_than_twice_the_dense_size():
+    rng = np.random.default_rng(12)
+    coded, changes, before = frames(rng, LENET)
+    decode_change(memoryview(changes[0]), before, LENET)  # its tables are made once
+    peaks = []
+    for data, change in zip(coded * 10, changes * 10, strict=True):
+        bad, bad_change = damaged(rng, data), damaged(rng, change)
+        tracemalloc.start()
+        outcome(lambda bad=bad: decode_mask(bad, LENET), before.size)
+        outcome(lambda bad=bad_change: decode_change(bad, before, LENET), before.size)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) <= 2 * 4 * before.size
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "1 bytes expected, 0 left"),
+        (b"\x09", "coder from 0 to 6 expected, found 9"),
+        (b"\0\0", "left over"),
+        (bytes([2, 0]), "2 bytes expected, 1 left"),
+        (bytes([2, 0, 255]), "behind the end of 12"),
+        (bytes([3, 0, 7, 7]), "at most 6 expected, found 7"),
+        (bytes([3, 5, 1, 1, 128]), "do not fit 12"),
+        (bytes([3, 0, 2, 2, 128]), "found 1"),
+        (bytes([3, 3, 1, 2, 64, 224]), "found a bit at 15"),
+        (bytes([4, 0, 9, 1, 0]), "end in zeros"),
+        (bytes([4, 0, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9]), "does not end where"),
+        (bytes([5, 128, 0]), "unknown flags 0x80"),
+        (bytes([5, 64, 0]), "unknown flags 0x40"),
+        (bytes([5, 2, 3, 1, 9, 9, 9]), "at most 3|3 rows"),
+    ],
+)
+def test_malformed_masks_are_refused_with_what_was_found(data, message):
+    with pytest.raises(WireError, match=message):
+        decode_mask(memoryview(data), ((3, 4),))
+
+
+def test_a_layout_of_another_size_is_refused():
+    with pytest.raises(WireError, match="layout of 10 positions expected"):
+        encode_mask(np.arange(10) < 3, ((3, 4),))
+
+
+def fingerprint():
+    rng = np.random.default_rng(1)
+    before = np.concatenate([rng.random(r * c) < 0.1 for r, c in LENET])
+    kept, _ = own_densities(rng, LENET, 0.05)
+    data = encode_mask(kept, LENET) + encode_change(kept, before, LENET)
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_the_bytes_are_the_same_in_another_process():
+    code = "import test_masks; print(test_masks.fingerprint())"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONHASHSEED": "7"},
+    )
+    assert run.stdout.strip() == fingerprint()
+
+
+def test_rows_kept_or_dropped_whole_cost_one_flag_a_row():
+    rng = np.random.default_rng(5)
+    rows = np.concatenate([rng.permutation(r) < r // 2 for r, _ in LENET])
+    kept = rows.repeat(np.repeat([c for _, c in LENET], [r for r, _ in LENET]))
+    data = encode_mask(kept, LENET)
+    assert np.array_equal(decode_mask(memoryview(data), LENET), kept)
+    assert len(data) <= 1.05 * rows.size / 8  # half of them: one bit each
+
+
+def test_flags_of_rows_are_not_nested():
+    forged = bytes([ROWS]) * 100_000
+    with pytest.raises(WireError, match="found 6"):
+        decode_mask(memoryview(forged), LENET)
