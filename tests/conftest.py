@@ -4,6 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("patient", deadline=None)  # a loaded machine is not a failure
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

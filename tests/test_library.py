@@ -37,6 +37,7 @@ def test_the_hash_sees_what_decides_results_and_nothing_else():
     base = library.run_hash(QUICK)
     assert library.run_hash(QUICK | {"workers": 2, "checkpoint_every": 3}) == base
     assert library.run_hash(QUICK | {"weighting": "samples"}) == base  # the default, written out
+    assert library.run_hash(QUICK | {"lr": "0.1", "optimiser": "sgd"}) == base  # the same, as text
     for change in ({"seed": 8}, {"lr": 0.2}, {"method": "fedprox"}, {"wire": "bf16"}):
         assert library.run_hash(QUICK | change) != base
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsieve import library, sweep
+from fedsieve import api, library, sweep
+from fedsieve.api import Watcher
 from fedsieve.cli.app import main
 from fedsieve.core.errors import ConfigError, RoundError
 from fedsieve.sweep import read_grid, run_all, settle
@@ -68,6 +69,20 @@ def test_a_grid_is_run_once_and_then_found(tmp_path):
     assert hashes == [j.record.summary.model_hash for p in again for j in p.jobs]
     alone = library.obtain(QUICK | {"lr": 0.05, "epochs": 1}, tmp_path / "alone")
     assert hashes[0] == alone.summary.model_hash
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path):
+    class Impatient(Watcher):
+        def finished_round(self, row):
+            raise KeyboardInterrupt
+
+    path = tmp_path / library.run_hash(settle(QUICK))
+    api.run(**QUICK, out=path, watcher=Impatient())
+    (done,) = run_all([QUICK], tmp_path)
+    assert done.state == "finished"
+    assert done.record.path == path
+    assert [row.round for row in done.record.rows] == [1, 2]
+    assert len((path / "rounds.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_bad_name_is_refused_before_anything_runs(tmp_path):

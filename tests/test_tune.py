@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 
+import fedsieve
 from fedsieve import library
 from fedsieve.cli.app import main
 from fedsieve.core.errors import ConfigError, RoundError
 from fedsieve.core.keys import fold, generator
+from fedsieve.data.sources import load
 from fedsieve.report.compare import trials
 from fedsieve.space import Choice, Int, Log, Uniform, read_space
 from fedsieve.tune import Search, read_metric, tune
@@ -79,6 +82,21 @@ def test_trials_hold_out_at_least_a_tenth(own, used):
     assert (job["validation"], job["score_on"]) == (used, "validation")
 
 
+def test_the_score_of_a_trial_does_not_depend_on_test_data(tmp_path):
+    dataset = load("digits", None, fold(0, "dataset"))
+    arrays = {n: getattr(dataset, n).numpy() for n in ("x", "y", "x_test", "y_test")}
+    scores = {"test": [], "validation": []}
+    for name, labels in (("true", arrays["y_test"]), ("false", (arrays["y_test"] + 1) % 10)):
+        np.savez(tmp_path / f"{name}.npz", **arrays | {"y_test": labels})
+        tried = search(SPACE, dataset=f"npz:{tmp_path / name}.npz")
+        for job in (tried.trial_settings(0), *tried.final_jobs(tried.draw(0))):
+            settings = {n: v for n, v in job.items() if v is not None}
+            score = fedsieve.run(**settings).summary.best_global_accuracy
+            scores[job["score_on"]].append(score)
+    assert scores["validation"][0] == scores["validation"][1]
+    assert scores["test"][0] > scores["test"][1]
+
+
 def test_personal_methods_are_scored_by_their_own_models():
     assert read_metric("best", "fedavg") == "best_global_accuracy"
     assert read_metric("best", "local_only") == "best_local_accuracy"
@@ -143,7 +161,8 @@ def test_the_command_tells_the_best_setting(tmp_path, monkeypatch, capsys):
         main()
     assert not caught.value.code
     out = capsys.readouterr().out
-    assert "2/2  lr=" in out
+    assert "2/2  method=fedavg lr=" in out
+    assert out.count("score_on=test") == 1
     assert "best setting" in out
     assert "tuning.json" in out
 

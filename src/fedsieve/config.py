@@ -11,13 +11,13 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import tomli_w
 
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.method import AnyMethod, method_class
-from fedsieve.core.options import construct, in_range, spell
+from fedsieve.core.options import coerce, construct, in_range, spell
 from fedsieve.wire.precision import Precision
 
 
@@ -104,6 +104,9 @@ def make(values: dict[str, Any]) -> Config:
                     [*SETTINGS, *known],
                 )
             )
+    hints = get_type_hints(cls)
+    where = settings.get("method", "fedavg")
+    options = {n: coerce(v, hints[n], f"{where}: {n}") for n, v in options.items()}
     plain = {n: v for n, v in settings.items() if v is not None}
     return dataclasses.replace(construct(Config, plain, "config"), options=options)
 

@@ -79,8 +79,11 @@ def obtain(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = No
     if found is not None:
         return found
     path = root / run_hash(settings)
-    is_begun = (path / "config.toml").exists()
-    api.run(out=path, resume=is_begun, watcher=watcher, **settings)
+    if (path / "config.toml").exists():  # its hash says that it is the same run
+        free = {name: settings[name] for name in INDIFFERENT if name in settings}
+        api.run(out=path, resume=True, watcher=watcher, **free)
+    else:
+        api.run(out=path, watcher=watcher, **settings)
     return read_run(path)
 
 

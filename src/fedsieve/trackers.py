@@ -1,9 +1,9 @@
 """Watchers that copy a run's rows to TensorBoard or MLflow while it goes on.
 
 A field of a row goes under its own name with the round as its step, the method's own figures under
-`values/`; the configuration goes as parameters, totals and final figures under `summary/`. The
-libraries are imported when a tracker is made. One that fails in the middle of a run is left off
-with a warning: the run goes on, and its folder has all rows.
+`values/`; the configuration goes as parameters, totals and final figures under `summary/`.
+What cannot work (no library, no such place) is refused when a tracker is made. One that fails in
+the middle of a run is left off with a warning: the run goes on, and its folder has all rows.
 """
 
 import importlib
@@ -76,7 +76,7 @@ class Tracker(Watcher):
             self._is_open = True
             self._record(done)
         except self.failures as error:
-            raise ConfigError(f"{self} cannot be written: {error}.") from error
+            raise self._refusal(error) from error
 
     def finished_round(self, row: Row) -> None:
         self._rows.append(row)
@@ -92,6 +92,9 @@ class Tracker(Watcher):
 
     def __exit__(self, *exit_: object) -> None:
         self._end()
+
+    def _refusal(self, error: Exception) -> ConfigError:
+        return ConfigError(f"{self} cannot be written: {str(error).strip().rstrip('.')}.")
 
     def _end(self) -> None:
         if not self._is_open:
@@ -122,6 +125,10 @@ class TensorBoard(Tracker):
         self._library = _library("tensorboardX", "tensorboard")
         self._params: dict[str, Any] = {}
         self._writer: Any = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refusal(error) from error
 
     def __str__(self) -> str:
         return f"tensorboard:{self.folder}"
@@ -151,21 +158,25 @@ class MLflow(Tracker):
     def __init__(self, uri: str, experiment: str = "fedsieve") -> None:
         super().__init__()
         self.uri, self.experiment = uri, experiment
-        self._library = _library("mlflow", "mlflow")
+        library = _library("mlflow", "mlflow")
         self._entities = _library("mlflow.entities", "mlflow")
         self.failures = (OSError, _library("mlflow.exceptions", "mlflow").MlflowException)
-        self._client: Any = None
         self._run = ""
+        try:
+            self._client = library.MlflowClient(tracking_uri=uri)
+            found = self._client.get_experiment_by_name(experiment)
+            self._place = (
+                found.experiment_id if found else self._client.create_experiment(experiment)
+            )
+        except self.failures as error:
+            raise self._refusal(error) from error
 
     def __str__(self) -> str:
         return f"mlflow:{self.uri}"
 
     def _open(self, config: Config) -> None:
-        self._client = self._library.MlflowClient(tracking_uri=self.uri)
-        found = self._client.get_experiment_by_name(self.experiment)
-        place = found.experiment_id if found else self._client.create_experiment(self.experiment)
         name = f"{config.method} on {config.dataset}"
-        self._run = self._client.create_run(place, run_name=name).info.run_id
+        self._run = self._client.create_run(self._place, run_name=name).info.run_id
         pairs = [self._entities.Param(n, str(v)) for n, v in params(config).items()]
         for start in range(0, len(pairs), MOST_PARAMS):
             self._client.log_batch(self._run, params=pairs[start : start + MOST_PARAMS])

@@ -35,7 +35,7 @@ def tiny(**tiers):
         source="",
         rows=(
             Row(label="a", settings=TINY | {"method": "fedavg"}, expected=(ACCURACY,)),
-            Row(label="b", settings=TINY | {"method": "fedprox", "proximal": 0.5}),
+            Row(label="b", settings=TINY | {"method": "fedprox", "optimiser": "sgd(momentum=0.5)"}),
         ),
         tiers={"smoke": Tier(settings={"rounds": 1}), "full": Tier(settings={}), **tiers},
     )

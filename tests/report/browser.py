@@ -1,10 +1,11 @@
-"""A real browser for tests of pages: what a page looks like and does after its script has run."""
+"""Pages as parsed, and as they look and act in a real browser after their script has run."""
 
 import html
 import json
 import re
 import shutil
 import subprocess
+from html.parser import HTMLParser
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -21,6 +22,64 @@ FRAME = """<!DOCTYPE html><body><iframe id="page" width="{width}" height="900" s
 LISTEN = """<script>const errors = [];
 addEventListener("error", (e) => errors.push(String(e.message)));
 console.error = (...words) => errors.push(words.join(" "));</script>"""
+WALK = """  // point at a curve, step on, leave, step over a heat map, use every button
+const tip = document.getElementById("tip");
+const say = () => (tip.hidden ? "" : tip.textContent);
+const at = (x, y, to) => to.dispatchEvent(new PointerEvent(
+  "pointermove", {clientX: x, clientY: y, bubbles: true, pointerType: "mouse"}));
+const press = (to, key) => to.dispatchEvent(
+  new KeyboardEvent("keydown", {key, bubbles: true}));
+const seen = {width: innerWidth, errors};
+seen.scroll = document.documentElement.scrollWidth;
+const chart = document.querySelector(".curves");
+const box = chart.querySelectorAll("circle")[1].getBoundingClientRect();
+at(box.left + 2, box.top + 2, chart);
+seen.hover = say();
+const own = tip.getBoundingClientRect();
+seen.inside = own.left >= 0 && own.right <= innerWidth;
+press(chart, "ArrowRight");
+seen.next = say();
+press(chart, "Escape");
+seen.gone = say();
+const heat = [...document.querySelectorAll(".heat")].pop();
+press(heat, "ArrowRight"); press(heat, "ArrowRight");
+seen.cell = say();
+const hidden = () => [...document.querySelectorAll("[data-panel]")].map((p) => p.hidden);
+seen.before = hidden();
+document.querySelectorAll(".choice")[1].click();
+seen.after = hidden();
+document.querySelector("[data-toggle='1']").click();
+seen.off = document.querySelectorAll("g.off").length;
+const ground = () => getComputedStyle(document.body).backgroundColor;
+seen.light = ground();
+document.getElementById("theme").click();
+seen.dark = ground();
+return seen;
+"""
+
+
+class Elements(HTMLParser):
+    """All elements with their attributes; complains where tags do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.open = [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, name, attributes):
+        self.found.append((name, dict(attributes)))
+        self.open.append(name)
+
+    def handle_startendtag(self, name, attributes):
+        self.found.append((name, dict(attributes)))
+
+    def handle_endtag(self, name):
+        assert self.open.pop() == name
+
+    def having(self, *names):
+        return [a for _, a in self.found if all(name in a for name in names)]
 
 
 def found():

@@ -224,6 +224,13 @@ def test_the_command_prints_draws_and_speaks_json(cli, tmp_path):
     assert cli("compare", tmp_path / "nothing")[0] == 2
 
 
+@pytest.mark.parametrize("command", ["compare", "sweep", "tune"])
+def test_help_shows_examples(cli, command):
+    code, out, _ = cli(command, "--help")
+    assert code == 0
+    assert f"fedsieve {command} " in out
+
+
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"fedsieve\[report\]"):

@@ -94,7 +94,7 @@ def _list(data_root: Path | None) -> None:
             )
             time = "unknown" if cost.core_seconds is None else duration(cost.core_seconds)
             table.add_row("", tier, str(cost.rows), str(cost.rounds), time, needed)
-    console = Console()
+    console = _console()
     console.print(table)
     for recipe in registered().values():
         console.print(f"{recipe.name}: {recipe.title} ({recipe.source}).", highlight=False)
@@ -115,7 +115,7 @@ def _print_figures(recipe: Calculated, *, as_json: bool) -> None:
     table = Table("figure", "formula", "printed", "ours", "unit", "verdict", box=None)
     for f, verdict in judged:
         table.add_row(f.label, f.formula, f.printed or "-", _digits(f.ours), f.unit, verdict.text)
-    console = Console()
+    console = _console()
     console.print(f"{recipe.title} ({recipe.source})", highlight=False)
     console.print(table)
     counts = [v.agreement for _, v in judged]
@@ -124,36 +124,42 @@ def _print_figures(recipe: Calculated, *, as_json: bool) -> None:
 
 
 def _print_outcome(recipe: Recipe, outcome: Outcome) -> None:
-    table = Table(
-        "row", "metric", "expected", "ours", "true", "4 bytes a value", "MACs", "verdict", box=None
-    )
-    before, reasons = "", dict[str, None]()
+    table = Table("row", "metric", "expected", "ours", "n", "verdict", box=None)
+    before = ""
     for line in outcome.lines:
-        cost = outcome.costs.get(line.row) if line.row != before else None
-        figures = ["", "", ""]
-        if cost is not None:
-            sent = (megabytes(round(b)) for b in (cost.true_bytes, cost.paper_bytes))
-            figures = [*sent, f"{cost.macs_dense:.3g}"]
         label = "" if line.row == before else line.row
-        if line.verdict.kind == "not comparable":
-            reasons[line.verdict.text] = None
+        n = "-" if line.ours is None else str(line.ours.n)
         table.add_row(
-            label, line.metric, _expected(line.expected), _ours(line.ours), *figures, _verdict(line)
+            label, line.metric, _expected(line.expected), _ours(line.ours), n, _verdict(line)
         )
         before = line.row
-    console = Console()
+    costs = Table("row", "true bytes", "4 bytes a value", "MACs", box=None)
+    for label, cost in outcome.costs.items():
+        sent = (megabytes(round(count)) for count in (cost.true_bytes, cost.paper_bytes))
+        costs.add_row(label, *sent, f"{cost.macs_dense:.3g}")
+    console = _console()
     console.print(
-        f"{recipe.title} ({recipe.source}); tier {outcome.tier}, "
-        f"{outcome.seeds} seed{'s' * (outcome.seeds > 1)}, "
-        "mean +- sample standard deviation",
+        f"{recipe.title} ({recipe.source}); tier {outcome.tier}; mean +- sample standard "
+        "deviation over n seeds",
         highlight=False,
     )
     console.print(table)
-    sources = {f"{x.metric} {_expected(x)}: {x.source}" for y in outcome.lines if (x := y.expected)}
-    for text in (*sorted(sources), *reasons):
+    if outcome.costs:
+        console.print(costs)
+    expected = [line.expected for line in outcome.lines if line.expected is not None]
+    sources = dict.fromkeys(f"{x.metric} {_expected(x)}: {x.source}" for x in expected)
+    verdicts = [line.verdict for line in outcome.lines]
+    reasons = dict.fromkeys(v.text for v in verdicts if v.kind == "not comparable")
+    for text in (*sources, *reasons):
         console.print(text, highlight=False, markup=False)
     if outcome.unfinished:
         console.print(f"not finished: {'; '.join(outcome.unfinished)}", highlight=False)
+
+
+def _console() -> Console:
+    """The terminal; in a pipe or a log lines are not broken at 80 characters."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, 200))
 
 
 def _verdict(line: Line) -> str:
@@ -171,7 +177,7 @@ def _ours(ours: Measured | None) -> str:
     if ours is None:
         return "-"
     spread = "" if ours.spread is None else f" +- {ours.spread:.2g}"
-    return f"{ours.mean:.5g}{spread} (n = {ours.n})"
+    return f"{ours.mean:.5g}{spread}"
 
 
 def _digits(value: Decimal) -> str:

@@ -48,6 +48,7 @@ def run_sweep(
             s.collect(config, set_, {}), axes, root, seeds=seeds, workers=workers, told=told
         )
     except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
     _table(points)
     jobs = [job for point in points for job in point.jobs]
@@ -70,7 +71,7 @@ def teller(names: Sequence[str]) -> Told:
         parts.append(duration(done.seconds) if done.state == "finished" else done.state)
         if done.error:
             parts.append(done.error)
-        if done.state != "found":
+        if done.state not in {"found", "stopped"}:
             parts.append(f"{duration(progress.seconds_left)} left")
         typer.echo("  ".join(parts))
 

@@ -47,7 +47,8 @@ def watch(
         typer.echo(picture(seen, follower.folder, console.width))
         return
     try:
-        seen = (_live if console.is_terminal else _lines)(follower, every, console)
+        is_drawn = console.is_terminal
+        seen = _live(follower, every, console) if is_drawn else _lines(follower, every)
     except KeyboardInterrupt:
         return
     if seen.summary is not None:
@@ -150,7 +151,7 @@ def _live(follower: Follower, every: float, console: Console) -> Seen:
             time.sleep(every)
 
 
-def _lines(follower: Follower, every: float, console: Console) -> Seen:
+def _lines(follower: Follower, every: float) -> Seen:
     """Print the newest round, then every one that follows it."""
     note, shown, is_first = "", 0, True
     while True:

@@ -1,5 +1,6 @@
 """The books of a round: its row, and what its evaluation showed."""
 
+import math
 from typing import Any, NamedTuple
 
 from fedsieve.core.method import AnyMethod
@@ -66,9 +67,8 @@ def account(
     if not scores.client_accuracy:
         return row, None
     layers = {name: share.density for name, share in shares.items()}
-    return row, Evaluation(
-        round=number, client_accuracy=scores.client_accuracy, layer_density=layers
-    )
+    own = [score if math.isfinite(score) else None for score in scores.client_accuracy]
+    return row, Evaluation(round=number, client_accuracy=own, layer_density=layers)
 
 
 def _shares(method: AnyMethod, server: Any, accepted: list[Accepted]) -> dict[str, Share]:
@@ -85,5 +85,7 @@ def _shares(method: AnyMethod, server: Any, accepted: list[Accepted]) -> dict[st
 
 
 def _means(values: list[dict[str, float]]) -> dict[str, float]:
+    """Means over the clients that report a finite value."""
     names = dict.fromkeys(name for one in values for name in one)
-    return {n: sum(v[n] for v in values if n in v) / sum(n in v for v in values) for n in names}
+    found = {n: [v[n] for v in values if n in v and math.isfinite(v[n])] for n in names}
+    return {name: sum(numbers) / len(numbers) for name, numbers in found.items() if numbers}

@@ -28,7 +28,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """What an evaluated round showed beyond its row."""
 
     round: int
-    client_accuracy: list[float]  # of each test shard's own, or the global, model
+    client_accuracy: list[float | None]  # of each test shard's own, or the global, model
     layer_density: dict[str, float]  # of the global model, or the mean over the cohort's
 
 

@@ -132,7 +132,7 @@ def judge(ours: Measured | None, expected: Expected | None, departure: str = "")
     if ours is None:
         return Verdict("not run", "not run")
     if expected is None:
-        return Verdict("no figure", "no figure to compare with")
+        return Verdict("no figure", "no figure")
     if departure:
         return Verdict("not comparable", f"not comparable: {departure}")
     is_met, text = _compare(ours.mean, expected.bound)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedsieve.report.figures import Run, traffic
+from fedsieve.report.figures import Run
 
 FALL = 0.05  # of a score below its best that deserves a word
 SLACK = 1.1  # a density this many times the target is not the target any more
@@ -54,7 +54,7 @@ def _density(run: Run) -> list[str]:
 
 
 def _ledger(run: Run) -> list[str]:
-    summary, sums = run.record.summary, traffic(run.record.path)
+    summary, sums = run.record.summary, run.sent
     counted = (sums["up"].total_bytes, sums["down"].total_bytes)
     if counted == (summary.up_bytes, summary.down_bytes):
         return []

@@ -14,7 +14,6 @@ from fedsieve.report.figures import (
     shares,
     spread,
     tensor_bytes,
-    traffic,
 )
 from fedsieve.report.html import Markup, cell, note, tag
 from fedsieve.report.sections import figure, name_of
@@ -28,9 +27,11 @@ def clients(runs: Sequence[Run]) -> Markup:
     """How the score of the last evaluation spreads over clients."""
     figures, rows = [], list[list[object]]()
     for run in runs:
-        if not run.record.evaluations or not run.record.evaluations[-1].client_accuracy:
+        last = run.record.evaluations[-1:]
+        values = [v for evaluation in last for v in evaluation.client_accuracy if v is not None]
+        if not values:
             continue
-        values, kind = run.record.evaluations[-1].client_accuracy, run.record.summary.score
+        kind = run.record.summary.score
         text = html.number if kind == "R2" else lambda v: f"{100 * v:.4g}%"
         title = f"{run.label}: {kind} of {len(values)} clients"
         picture = svg.columns(*histogram(values), Axis(kind, text), run.number, title)
@@ -79,7 +80,7 @@ def byte_parts(runs: Sequence[Run]) -> Markup:
     """What the bytes of all messages were, by direction, and by tensor where messages were kept."""
     bars, rows = [], list[list[object]]()
     for run in runs:
-        for direction, sums in traffic(run.record.path).items():
+        for direction, sums in run.sent.items():
             parts = [(name, float(getattr(sums, f"{name}_bytes"))) for name in PARTS]
             bars.append(Bar(f"{run.label}, {direction}", parts, float(sums.paper_bytes)))
             cells = [

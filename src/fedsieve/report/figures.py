@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from fedsieve.api import one_thread
-from fedsieve.core.errors import ConfigError, FedsieveError
+from fedsieve.core.errors import ConfigError, DataError, FedsieveError
 from fedsieve.core.options import spell
 from fedsieve.data.partition import Share, describe
 from fedsieve.job import split_data
@@ -34,6 +34,7 @@ class Run(NamedTuple):
     record: Record
     settings: dict[str, str]
     config_text: str
+    sent: dict[Direction, Traffic]
 
 
 class TensorBytes(NamedTuple):
@@ -62,7 +63,9 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     settings = [_settings(record) for record in records]
     labels = _labels(records, settings)
     texts = [(path / "config.toml").read_text(errors="replace") for path in paths]
-    return [Run(i, *parts) for i, parts in enumerate(zip(labels, records, settings, texts))]  # noqa: B905
+    sent = [traffic(path) for path in paths]
+    columns = zip(labels, records, settings, texts, sent, strict=True)
+    return [Run(i, *column) for i, column in enumerate(columns)]
 
 
 def differing(settings: Sequence[dict[str, str]]) -> list[str]:
@@ -106,17 +109,21 @@ def overlap(folder: Path) -> tuple[list[int], list[list[float]]]:
 
 
 def traffic(folder: Path) -> dict[Direction, Traffic]:
-    """All messages of a run added up, by direction."""
+    """All messages of a run added up, by direction; DataError if the ledger cannot be read."""
     sums: dict[Direction, Traffic] = {"up": Traffic(), "down": Traffic()}
     path = folder / "messages.jsonl"
     if not path.exists():
         return sums
-    with path.open("rb") as file:
-        for line in file:
-            sent = msgspec.json.decode(line, type=Sent)
-            mine = sums[sent.direction]
-            for name in Traffic.__struct_fields__:
-                setattr(mine, name, getattr(mine, name) + getattr(sent, name))
+    decoder = msgspec.json.Decoder(Sent)
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                sent = decoder.decode(line)
+                mine = sums[sent.direction]
+                for name in Traffic.__struct_fields__:
+                    setattr(mine, name, getattr(mine, name) + getattr(sent, name))
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError(f"{path}: not a readable ledger of messages: {error}.") from error
     return sums
 
 

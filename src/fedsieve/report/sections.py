@@ -143,6 +143,8 @@ def scores(runs: Sequence[Run]) -> Markup:
 def density(runs: Sequence[Run]) -> Markup:
     """Density and loss over rounds."""
     kept = _series(runs, "density", _rounds)
+    if not kept:
+        return note("No round was finished.")
     figures = [figure(svg.curves(kept, ROUND, Axis("density"), "Density over rounds"),
                       "Density of the model over rounds")]  # fmt: skip
     loss = _series(runs, "loss", _rounds)
@@ -169,21 +171,24 @@ def layers(runs: Sequence[Run]) -> Markup:
         ]  # fmt: skip
         rows.append([name, *cells])
     head: list[object] = ["layer", *(name_of(run) for run in runs)]
-    strips = [_strip(run) for run in runs if run.number in ends]
+    is_dense = {
+        run.number: all(d == 1 for e in run.record.evaluations for d in e.layer_density.values())
+        for run in runs
+    }
+    strips = [_strip(run) for run in runs if run.number in ends and not is_dense[run.number]]
+    dense = ", ".join(run.label for run in runs if run.number in ends and is_dense[run.number])
     return html.join(
         html.table(head, rows, "Density by layer, last evaluation", "meters"),
         tag("div", *strips, class_="grid"),
+        note(f"Every layer is dense in every round: {dense}.") if dense else None,
     )
 
 
-def _strip(run: Run) -> Markup | None:
+def _strip(run: Run) -> Markup:
     seen = spread(run.record.evaluations, COLUMNS)
-    names = list(seen[-1].layer_density)
+    names, rounds = list(seen[-1].layer_density), [str(e.round) for e in seen]
     values = [[round(e.layer_density.get(n, 0.0), 4) for e in seen] for n in names]
     caption = html.join(name_of(run), ": density of each layer over rounds")
-    if all(value == 1 for line in values for value in line):
-        return tag("figure", tag("figcaption", caption), note("Every layer is dense throughout."))
-    rounds = [str(e.round) for e in seen]
     title = f"{run.label}: density of {len(names)} layers over {len(rounds)} rounds"
     return figure(svg.heat_map(names, rounds, values, title, ("", "round", "density")), caption)
 

@@ -9,6 +9,7 @@ from fedsieve.report.html import Markup, escape, exact, join, number, tag
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 48, 20, 12, 42
 COLOURS, LEVELS = 8, 9
+SEPARATE = 70  # points that can be told apart in a picture; of more, only the chosen one shows
 
 
 class Point(NamedTuple):
@@ -65,7 +66,8 @@ def curves(series: Sequence[Series], x: Axis, y: Axis, title: str) -> Markup:
     across = _scale([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=x.is_log)
     up = _scale([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=y.is_log, is_wide=True)
     lines = [_curve(s, across, up) for s in series]
-    return _picture(title, _axes(across, up, x, y), *lines, kind="curves")
+    kind = "curves" if len(points) <= SEPARATE else "curves dense"
+    return _picture(title, _axes(across, up, x, y), *lines, kind=kind)
 
 
 def columns(edges: Sequence[float], counts: Sequence[int], x: Axis, run: int, title: str) -> Markup:
@@ -90,7 +92,7 @@ def stacked(bars: Sequence[Bar], text: Callable[[float], str], title: str) -> Ma
     """Horizontal bars of named parts on one scale; a thin mark stands where `mark` is."""
     longest = max(max(sum(v for _, v in bar.parts), bar.mark) for bar in bars) or 1
     across = Scale(0, longest, 8, WIDTH - 8)
-    drawn: list[Markup] = []
+    drawn: list[object] = []
     for line, bar in enumerate(bars):
         top, passed = 18 + 42 * line, 0.0
         whole = sum(v for _, v in bar.parts)
@@ -105,7 +107,7 @@ def stacked(bars: Sequence[Bar], text: Callable[[float], str], title: str) -> Ma
             passed += value
         mark = f"M{_at(across(bar.mark))} {top + 3}v22"
         tip = f"{bar.label}, by the papers' formula: {text(bar.mark)}"
-        drawn.append(tag("path", tag("title", tip), class_="mark pt", d=mark))
+        drawn.append(tag("path", tag("title", tip), class_="mark pt", d=mark) if bar.mark else "")
     return _picture(title, *drawn, kind="stacked", height=8 + 42 * len(bars))
 
 
@@ -201,7 +203,7 @@ def run_class(run: int) -> str:
 
 def ticks(low: float, high: float, *, is_whole: bool = False) -> list[float]:
     """About five round numbers from low to high."""
-    raw = max((high - low) / 5, 1) if is_whole else (high - low) / 5
+    raw = max((high - low) / 6, 1) if is_whole else (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     steps = (1, 2, 5, 10) if is_whole else (1, 2, 2.5, 5, 10)
     step = power * next(m for m in steps if m * power >= raw * 0.999)

@@ -6,6 +6,7 @@ Nothing is written and nothing of the run's process is needed, so the folder may
 import math
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,7 +125,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     if size <= 0:
         return ""
     edges = [i * len(numbers) // size for i in range(size + 1)]
-    means = [sum(numbers[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(numbers[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, span = min(means), max(means) - min(means)
     if not span:
         return BLOCKS[3] * size
