@@ -57,7 +57,7 @@ def run(
     fedsieve run --method fedprox --rounds 50 --set proximal=0.1 --out runs/prox
     fedsieve run --out runs/prox --resume --rounds 100
     fedsieve run --dataset fashion_mnist --partition "dirichlet(0.2)" --clients 100 --workers 2
-    fedsieve run --out runs/long --track tensorboard:boards/long  # and: fedsieve watch runs/long
+    fedsieve run --out runs/long --track tensorboard:boards/long
     ```
     """
     given = {

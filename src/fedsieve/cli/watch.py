@@ -27,10 +27,10 @@ def watch(
 ) -> None:
     """Follow a running job: scores, bytes, density, time left, and curves over its rounds.
 
-    Reads the run's files and writes nothing, so it may run anywhere the folder can be read, such
-    as on a mounted disk of another machine. A run that has not begun is waited for. Ends when the
-    run does, or with `Ctrl-C`, which leaves the run alone. Without a terminal it prints one line
-    per round from the newest one on.
+    RUN is the folder that `fedsieve run` got as `--out`. Its files are read and nothing is
+    written, so it may be a mounted folder of another machine. A run that has not begun is waited
+    for. Ends when the run does, or with `Ctrl-C`, which leaves the run alone. Without a terminal
+    it prints one line per round from the newest one on.
 
     ```
     fedsieve run --rounds 500 --out runs/long &
@@ -60,7 +60,7 @@ def picture(seen: Seen, folder: Path, width: int, waited: float = 0.0) -> str:
     rows = seen.rows
     parts = [title(seen, folder), standing(seen)]
     if seen.note:
-        parts.append(seen.note)
+        parts.append(f"{seen.note}; waiting" if seen.summary is None else seen.note)
     elif seen.summary is None and waited >= 1:
         parts.append(f"round {seen.done + 1} goes on for {duration(waited)}")
     curves: dict[str, list[float | None]] = {
