@@ -8,7 +8,6 @@ import time
 import msgspec
 import pytest
 
-from fedsieve.cli.app import main
 from fedsieve.ledger.rows import Row, Summary
 from fedsieve.report.frames import frame
 from fedsieve.report.watch import Follower, sparkline
@@ -41,21 +40,9 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def watch(monkeypatch, capsys):
+def watch(cli):
     """Call `fedsieve watch`; returns (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["fedsieve", "watch", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "100")
-        code = 0
-        try:
-            main()
-        except SystemExit as exit_:
-            code = exit_.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return lambda *arguments: cli("watch", *arguments)
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest_block():

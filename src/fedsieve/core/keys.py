@@ -17,14 +17,15 @@ Key = NewType("Key", int)
 
 def fold(key: int, *path: str | int) -> Key:
     """The key at `path` below `key`; distinct paths give independent keys."""
-    digest = hashlib.blake2b((key & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little"), digest_size=8)
+    parts = [(key & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")]
     for part in path:
         if isinstance(part, str):
             word = part.encode()
-            digest.update(b"s" + len(word).to_bytes(4, "little") + word)
+            parts.append(b"s" + len(word).to_bytes(4, "little") + word)
         else:
-            digest.update(b"i" + int(part).to_bytes(16, "little", signed=True))
-    return Key(int.from_bytes(digest.digest(), "little"))
+            parts.append(b"i" + int(part).to_bytes(16, "little", signed=True))
+    digest = hashlib.blake2b(b"".join(parts), digest_size=8).digest()
+    return Key(int.from_bytes(digest, "little"))
 
 
 def generator(key: Key) -> np.random.Generator:

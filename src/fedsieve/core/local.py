@@ -5,6 +5,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
@@ -12,6 +13,7 @@ from fedsieve.core.method import Batch
 from fedsieve.core.optimisers import Moments, Optimiser, Tensors, init_moments
 
 T = TypeVar("T")
+_ONE = torch.ones(())
 
 
 class Trained(NamedTuple, Generic[T]):
@@ -64,14 +66,11 @@ def train(
     """
     own = tree.map_leaves(_working_copy, start)
     groups = _groups(own, optimiser, lr, fixed, moments)
-    moving = [p.requires_grad_() for group in groups for p in group.params]
+    moving = tuple(p.requires_grad_() for group in groups for p in group.params)
     losses, processed = [], 0
     for step, batch in enumerate(batches, 1):
         loss = objective(own, batch, fold(key, step))
-        grads: Tensors = torch.autograd.grad(loss, moving, allow_unused=True)
-        grads = [
-            torch.zeros_like(p) if g is None else g for p, g in zip(moving, grads, strict=True)
-        ]
+        grads = _gradient(loss, moving)
         with torch.no_grad():
             if clip_norm is not None:
                 grads = _clipped(grads, clip_norm)
@@ -88,10 +87,25 @@ def train(
     return Trained(
         params=tree.map_leaves(lambda p: p.detach().contiguous(), own),
         moments=tuple(group.moments for group in groups),
-        loss=float(torch.stack(losses).mean()) if losses else 0.0,
+        loss=sum(loss.item() for loss in losses) / max(len(losses), 1),
         processed=processed,
         steps=len(losses),
     )
+
+
+def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
+    """What torch.autograd.grad gives for one scalar loss, without its checks of every argument."""
+    keep_graph = create_graph = False
+    found = _engine_run_backward(
+        (loss,),
+        (_ONE,),
+        keep_graph,
+        create_graph,
+        moving,
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(moving, found, strict=True)]
 
 
 def _working_copy(value: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class Dataset:
         if self.layout == "tokens":
             return x
         if self._affine is None:
-            values = x.to(torch.float32)
+            values = x if x.dtype is torch.float32 else x.to(torch.float32)
         else:
             scale, shift = self._affine
             values = x.to(torch.float32, copy=True).mul_(scale).add_(shift)

@@ -91,10 +91,13 @@ class Federation:
         Several mini-batches are gathered at once: small ones cost more in calls than in copying.
         """
         values = max(math.prod(self.dataset.input_shape), 1)
-        for rows in _pieces(indices, max(_GATHERED_VALUES // values // size, 1) * size):
-            x, y = self.gather(rows)
-            for start in range(0, len(rows), size):
-                yield Batch(x[start : start + size], y[start : start + size])
+        together = max(_GATHERED_VALUES // values // size, 1)
+        for rows in indices.split(together * size):  # type: ignore[no-untyped-call]
+            batch = self.gather(rows)
+            if together == 1:
+                yield batch
+            else:
+                yield from map(Batch, batch.x.split(size), batch.y.split(size))  # type: ignore[no-untyped-call]
 
     def scored_batches(self, shard: int) -> Iterator[Batch]:
         """What a model of this shard's client is scored on."""

@@ -205,10 +205,11 @@ class _Reader:
         others = [e for e in part.entries if e.dtype != "f4"]
         found: dict[str, Array] = {}
         if floats:
-            counts = [sent[e.name] for e in floats]
-            values = decode_floats(self._next(self._values, part), sum(counts), precision)
-            pieces = np.split(values, np.cumsum(counts)[:-1])
-            found |= {e.name: p for e, p in zip(floats, pieces, strict=True)}
+            count, at = sum(sent[e.name] for e in floats), 0
+            values = decode_floats(self._next(self._values, part), count, precision)
+            for entry in floats:
+                found[entry.name] = values[at : at + sent[entry.name]]
+                at += sent[entry.name]
         if others:
             block = self._next(self._values, part)
             for entry in others:

@@ -48,6 +48,7 @@ _LITERALS: Final[dict[int, int]] = {  # matches are noise here: look for as few 
     _Parameter.hash_log: 6,
     _Parameter.window_log: 17,
 }
+_compressor: Final = zstd.ZstdCompressor(options=_LITERALS)  # making one takes as long as using it
 _WINDOW: Final[dict[int, int]] = {zstd.DecompressionParameter.window_log_max: 17}
 
 
@@ -124,7 +125,7 @@ def _encode_halves(tag: int, high: Halves) -> Pieces:
             return []
         far = top - steps[places]
         steps[places] = _FAR
-    coded = zstd.compress(steps.astype(np.uint8).data, options=_LITERALS)
+    coded = _compressed(steps.astype(np.uint8))
     head = bytes([tag, *int(top).to_bytes(2, "little")])
     sizes = count_bytes(len(coded)) + count_bytes(far.size)
     return [head, sizes, coded, far.tobytes(), _pack(tag, high).data]
@@ -241,7 +242,7 @@ def _encode_symbols(values: NDArray[np.int8], *, is_last: bool) -> Pieces:
     counts = np.bincount(symbols, minlength=256)
     found: list[Pieces] = []
     if values.size >= _SMALL or not has_ans():
-        coded = zstd.compress(symbols.data, options=_LITERALS)
+        coded = _compressed(symbols)
         found.append([bytes([ZSTD]), count_bytes(len(coded)), coded])
         if 8 * len(coded) <= 1.02 * _bits(counts, tuple(counts.tolist())):
             return found[0]
@@ -285,6 +286,10 @@ def _decode_symbols(reader: Reader, values: NDArray[np.int8], *, is_last: bool) 
         ans.finish()
     else:
         raise reader.error(f"one of {[RAW, ZSTD, *_CELL]} expected, found {tag}.")
+
+
+def _compressed(symbols: NDArray[np.uint8]) -> bytes:
+    return _compressor.compress(symbols.data, mode=zstd.ZstdCompressor.FLUSH_FRAME)
 
 
 def _decompress(reader: Reader, size: int, count: int) -> NDArray[np.uint8]:
