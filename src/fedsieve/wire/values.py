@@ -95,16 +95,15 @@ def decode_values(data: memoryview, count: int, kind: Kind = "f4") -> Array:
 def _encode_floats(values: Array, kind: Kind) -> Pieces:
     """A chunk as FINE, COARSE or SPARSE, whichever is shortest, about."""
     bits = values.view(f"u{values.itemsize}")
+    if 32 * np.count_nonzero(bits) <= 31 * bits.size:
+        kept = bits != 0
+        mask = encode_mask(kept, ((1, kept.size),))
+        others = bits.take(np.flatnonzero(kept)).view(values.dtype)
+        return [bytes([SPARSE]), count_bytes(len(mask)), mask, *_pieces(others, kind)]
     high, low = bits, bits[:0].data
     if kind == "f4":
         high, low = np.right_shift(bits, 16).astype(np.uint16), bits.astype(np.uint16).data
     fine = [] if kind == "f2" else _encode_halves(FINE, high)
-    if not fine:
-        kept = bits != 0
-        if 32 * np.count_nonzero(kept) <= 31 * kept.size:
-            mask = encode_mask(kept, ((1, kept.size),))
-            others = bits.take(np.flatnonzero(kept)).view(values.dtype)
-            return [bytes([SPARSE]), count_bytes(len(mask)), mask, *_pieces(others, kind)]
     if not fine or values.size < _SMALL:
         coarse = _encode_halves(COARSE, high)
         fine = coarse if not fine or _size(coarse) < _size(fine) else fine
