@@ -179,7 +179,7 @@ class ClientBatches:
 
     def _pass(self, key: Key, needed: int) -> Iterator[Batch]:
         """At least `needed` examples of one pass, or all there are."""
-        order = self.indices[keys.permutation(fold(key, "order"), self.examples)]
+        order = self.indices.index_select(0, keys.permutation(fold(key, "order"), self.examples))
         size = self.federation.batch_size
         if self.federation.drop_last and self.examples > size:
             order = order[: self.examples - self.examples % size]

@@ -73,9 +73,9 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
         match role:
             case Whole() | Kept():
                 mask = getattr(message, role.where) if isinstance(role, Kept) else {}
-                # Fields are rounded by draws of their own: products of them stay unbiased.
-                is_exact = isinstance(role, Whole) and role.exact
-                how = Coding() if is_exact else coding._replace(key=fold(coding.key, name))
+                how = Coding() if isinstance(role, Whole) and role.exact else coding
+                if how.precision == "int8":  # draws of its own: products of fields stay unbiased
+                    how = how._replace(key=fold(coding.key, name))
                 values += _value_blocks(part, value, mask, how)
             case Bit():
                 base, block = _mask_block(part, value, known.masks)
@@ -99,6 +99,8 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
 
 def masks_of(message: Any) -> dict[Hash, Bools]:
     """The masks of a message by hash: what both ends hold once it has arrived."""
+    if not any(isinstance(field.role, Bit) for field in fields(type(message))):
+        return {}
     schema, _ = schema_of(message)
     found = {}
     for (name, role), part in zip(fields(type(message)), schema.parts, strict=True):
