@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedsieve.core.cut import alive_channels
 from fedsieve.core.graph import Layer, LayerGraph
 from fedsieve.core.message import Mask, Params
-from fedsieve.models.cut import alive_channels
 
 
 class Flops(NamedTuple):

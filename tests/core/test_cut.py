@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedsieve.models.cut import alive_channels
+from fedsieve.core.cut import alive_channels, compact, restore
 from fedsieve.models.resnet import Resnet8
 from fedsieve.models.spec import trace
+from fedsieve.models.task import ModelTask
 
 
 def mlp(*widths, bias=False):
@@ -113,11 +114,11 @@ def build(kind):
     return model.eval(), shape
 
 
-@pytest.mark.parametrize("kind", ["mlp", "biases", "mixed", "mixed with biases", "resnet8"])
-@pytest.mark.parametrize("seed", range(8))
-def test_outputs_do_not_depend_on_dead_channels(kind, seed):
-    model, shape = build(kind)
-    graph = trace(model, shape)
+KINDS = ["mlp", "biases", "mixed", "mixed with biases", "resnet8"]
+
+
+def masked(model, graph, seed):
+    """A random mask, with the weights outside of it set to 0."""
     torch.manual_seed(seed)
     mask = {}
     for layer in graph.layers:
@@ -126,6 +127,15 @@ def test_outputs_do_not_depend_on_dead_channels(kind, seed):
         keep = keep.view(*keep.shape, *[1] * (len(layer.shape) - 2))
         mask[layer.weight] = keep & (torch.rand(layer.shape) < 0.5)
         model.get_parameter(layer.weight).data *= mask[layer.weight]
+    return mask
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(8))
+def test_outputs_do_not_depend_on_dead_channels(kind, seed):
+    model, shape = build(kind)
+    graph = trace(model, shape)
+    mask = masked(model, graph, seed)
     x = torch.randn(5, *shape)
     expected = model(x)
     alive = alive_channels(graph, mask)
@@ -144,3 +154,43 @@ def test_outputs_do_not_depend_on_dead_channels(kind, seed):
         model.get_buffer(norm.tensors[2])[~alive[norm.space]] = 0
     assert any((~a).any() for a in alive.values())
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "biases", "mixed", "resnet8"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_compact_model_is_smaller_and_gives_equal_outputs(kind, seed):
+    model, shape = build(kind)
+    task = ModelTask(model, "classes", shape)
+    mask = masked(model, task.graph, seed)
+    params = {n: t.detach().clone() for n, t in model.state_dict().items() if t.is_floating_point()}
+    alive = alive_channels(task.graph, mask)
+    small = compact(task.graph, params, alive)
+    assert sum(t.numel() for t in small.values()) < sum(t.numel() for t in params.values())
+    x = torch.randn(5, *shape)
+    expected = task.predict(params, x)
+    scale = expected.abs().max().clamp(min=1)
+    torch.testing.assert_close(task.predict(small, x) / scale, expected / scale, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restoring_a_compact_model_gives_the_whole_one_back(kind):
+    model, shape = build(kind)
+    graph = trace(model, shape)
+    params = {n: t.detach().clone() for n, t in model.state_dict().items() if t.is_floating_point()}
+    alive = alive_channels(graph, masked(model, graph, seed=0))
+    small = compact(graph, params, alive)
+    back = restore(graph, small, alive, params)
+    assert all(torch.equal(back[n], v) for n, v in params.items())
+    doubled = restore(graph, {n: 2 * v for n, v in small.items()}, alive, params)
+    changed = sum(int((doubled[n] != v).sum()) for n, v in params.items())
+    assert changed == sum(int(v.count_nonzero()) for v in small.values())
+
+
+def test_a_space_without_a_live_channel_keeps_one():
+    model = mlp(3, 4, 2)
+    task = ModelTask(model, "classes", (3,))
+    params = {n: torch.zeros_like(t) for n, t in model.state_dict().items()}
+    mask = {n: t != 0 for n, t in params.items()}
+    small = compact(task.graph, params, alive_channels(task.graph, mask))
+    assert small["0.weight"].shape == (1, 3)
+    assert not task.predict(small, torch.ones(2, 3)).any()
