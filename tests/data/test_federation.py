@@ -155,11 +155,6 @@ def test_validation_examples_are_not_trained_on():
         assert not set(held_out.tolist()) & set(flat(numbers(fed.batches(client).epoch(KEY))))
 
 
-def test_test_union_is_the_sorted_union_of_all_test_shards():
-    fed = federation(clients=4)
-    assert fed.test_union.tolist() == sorted(flat(rows.tolist() for rows in fed.partition.test))
-
-
 def test_the_pooled_client_holds_all_training_shards_and_no_test_shard_moves():
     fed = federation(examples=100, validation=0.2)
     pool = fed.pooled()

@@ -121,6 +121,15 @@ def test_the_common_budget_is_that_of_the_thriftiest_run_that_sends_anything():
     assert budget.common([silent], BYTES) == 0
 
 
+def test_totals_within_one_percent_are_one_budget_so_that_no_last_evaluation_is_lost():
+    runs = [record([row(1, 0.1, up=up, down=0), row(2, 0.2, up=up, down=0)]) for up in (1000, 1009)]
+    whole = budget.common(runs, BYTES)
+    assert whole == 2018
+    assert [budget.at(r, BYTES, whole, "global_accuracy") for r in runs] == [0.2, 0.2]
+    far = record([row(1, 0.1, up=2030, down=0)])
+    assert budget.common([*runs, far], BYTES) == 2018
+
+
 def test_the_default_target_is_95_percent_of_the_worst_runs_best():
     runs = [run_of(0.2, 0.9), run_of(0.8, 0.6)]
     assert budget.default_target(runs, "global_accuracy") == pytest.approx(0.95 * 0.8)
