@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from fedsieve.core.errors import DataError
@@ -47,6 +46,8 @@ class Digits:
     examples: ClassVar[str] = "1442 + 355"
 
     def load(self) -> Dataset:
+        from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second to import
+
         stored = load_digits()
         x = torch.from_numpy(stored.images.astype(np.uint8)).unsqueeze(3)
         y = torch.from_numpy(stored.target.astype(np.int64))

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from sklearn.datasets import load_svmlight_file
 
 from fedsieve.core.errors import DataError
 
@@ -105,6 +104,8 @@ def sparse_arff(path: Path) -> Array:
 
 def svmlight(path: Path, num_features: int) -> tuple[Array, Array]:
     """A dense float32 matrix and the labels of an svmlight file."""
+    from sklearn.datasets import load_svmlight_file  # noqa: PLC0415 - takes a second to import
+
     try:
         rows, labels = load_svmlight_file(str(path), n_features=num_features, dtype=np.float32)
     except (OSError, EOFError, ValueError, zlib.error) as error:

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -133,6 +132,8 @@ class Clusters:
         return _follow(holder[part], groups, test_groups, num_clients, key)
 
     def _cluster(self, dataset: Dataset, key: Key) -> tuple[Ints, Ints]:
+        from sklearn.cluster import KMeans  # noqa: PLC0415 - takes a second to import
+
         if dataset.layout == "tokens" or len(dataset.x) < self.k:
             raise DataError(
                 f"partition clusters: {dataset.name} has {len(dataset.x)} examples of layout "
