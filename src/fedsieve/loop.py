@@ -8,8 +8,9 @@ from typing import Any
 
 from fedsieve.core.keys import fold
 from fedsieve.engines.inline import Inline
+from fedsieve.engines.plan import Plan
 from fedsieve.engines.pool import Pool
-from fedsieve.engines.rounds import Plan, Rounds
+from fedsieve.engines.rounds import Rounds
 from fedsieve.engines.site import Site, Wire
 from fedsieve.engines.store import open_stores
 from fedsieve.job import Job
