@@ -18,6 +18,7 @@ from fedsieve.engines.site import (
     EvaluateOwn,
     Executor,
     Request,
+    Response,
     Share,
     Tallies,
     shares_of,
@@ -41,6 +42,7 @@ class Scores(NamedTuple):
 class _Found(NamedTuple):
     tallies: dict[int, Tensor]  # by shard
     shares: dict[int, Shares]  # by client
+    failures: list[Response]
 
 
 def evaluate(
@@ -57,7 +59,7 @@ def evaluate(
     """
     task = method.task
     shards = range(federation.num_shards)
-    common, own = _Found({}, {}), _Found({}, {})
+    common = own = _Found({}, {}, [])
     if federation.is_pooled:
         everything = EvaluateOwn(0, server, store.get(0), tuple(shards))
         common = own = _ask([everything], execute)
@@ -69,6 +71,8 @@ def evaluate(
         if method.personal:
             # One at a time: thousands of personal models need not be in memory together.
             own = _ask((EvaluateOwn(c, server, store.get(c), (c,)) for c in shards), execute)
+    if own.failures and not own.tallies:
+        raise RoundError(f"evaluation of shard {own.failures[0][0]} failed: {own.failures[0][1:]}")
     if not own.tallies:
         return Scores(None, None, None, shares=own.shares)
     whole = torch.stack([t for _, t in sorted((common.tallies or own.tallies).items())]).sum(0)
@@ -103,17 +107,14 @@ _PIECES = 8  # enough to keep a few workers busy to the end
 
 
 def _ask(requests: Iterable[Request], execute: Executor) -> _Found:
-    found, failures = _Found({}, {}), []
+    found = _Found({}, {}, [])
     for response in execute(requests):
         if not isinstance(response, Tallies):
-            failures.append(response)
+            found.failures.append(response)
+            log.warning("client %d is not evaluated: %s", *response[:2])
             continue
         if response.client >= 0:
             found.shares[response.client] = response.shares
         for shard, tally in zip(response.shards, response.tallies, strict=True):
             found.tallies[shard] = tally
-    for failure in failures:
-        log.warning("client %d is not evaluated: %s", *failure[:2])
-    if failures and not (found.tallies or found.shares):
-        raise RoundError(f"evaluation of shard {failures[0][0]} failed: {failures[0][1:]}")
     return found

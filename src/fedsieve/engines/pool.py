@@ -117,18 +117,18 @@ class _Worker:
         down, model = self._held
         try:
             match request:
-                case Train(client, fresh, schema, announced, masks, state, residual, key):
+                case Train(client, fresh, schema, announced, masks, state, residual, key, number):
                     is_new = fresh is not down
                     told = sorted(announced), _packed_masks(masks)
-                    self._write("train", client, schema, *told, key, is_new)
+                    self._write("train", client, schema, *told, key, number, is_new)
                     if is_new:
                         self.connection.send_bytes(fresh)
                     self.connection.send_bytes(blob.pack(state))
                     self.connection.send_bytes(blob.pack(residual))
                     self._held = fresh, model
-                case Observe(client, fresh, schema, masks, state):
+                case Observe(client, fresh, schema, masks, state, number):
                     is_new = fresh is not down
-                    self._write("observe", client, schema, _packed_masks(masks), is_new)
+                    self._write("observe", client, schema, _packed_masks(masks), number, is_new)
                     if is_new:
                         self.connection.send_bytes(fresh)
                     self.connection.send_bytes(blob.pack(state))
@@ -183,19 +183,19 @@ def _serve(pipe: Connection, parents: Connection, site: Site, state_kind: type) 
         try:
             head = msgspec.msgpack.decode(pipe.recv_bytes())
             match head:
-                case ["train", client, schema, announced, packed, key, is_new]:
+                case ["train", client, schema, announced, packed, key, number, is_new]:
                     down = pipe.recv_bytes() if is_new else down
                     state = blob.unpack(state_kind, pipe.recv_bytes())
                     residual = blob.unpack(Params, pipe.recv_bytes())
                     table = {mark: Packed(bits, size) for mark, bits, size in packed}
                     told = frozenset(announced), recall(table, table)
-                    request = Train(client, down, schema, *told, state, residual, key)
+                    request = Train(client, down, schema, *told, state, residual, key, number)
                     _answer(pipe, site.handle(request))
-                case ["observe", client, schema, packed, is_new]:
+                case ["observe", client, schema, packed, number, is_new]:
                     down = pipe.recv_bytes() if is_new else down
                     state = blob.unpack(state_kind, pipe.recv_bytes())
                     table = {mark: Packed(bits, size) for mark, bits, size in packed}
-                    heard = Observe(client, down, schema, recall(table, table), state)
+                    heard = Observe(client, down, schema, recall(table, table), state, number)
                     _answer(pipe, site.handle(heard))
                 case ["evaluate", shards, client, is_new]:
                     model = blob.unpack(Params, pipe.recv_bytes()) if is_new else model

@@ -215,6 +215,7 @@ class Rounds:
             self.stores.states.get(client),
             self.stores.residuals.get(client),
             fold(self.plan.seed, "client", position.done + 1, client),
+            position.done + 1,
         )
 
     def _read(
@@ -249,6 +250,7 @@ class Rounds:
                 letter.schema if letter.is_told else b"",
                 recall(position.masks, links.get(client, Link()).masks),
                 self.stores.states.get(client),
+                number,
             )
             for client, letter in letters.items()
             if client not in lost

@@ -32,6 +32,7 @@ class Train(NamedTuple):
     state: Any
     residual: Params  # what rounding took from its last message; empty without error feedback
     key: Key
+    round: int
 
 
 class Observe(NamedTuple):
@@ -42,6 +43,7 @@ class Observe(NamedTuple):
     schema: bytes
     masks: dict[Hash, Bools]
     state: Any
+    round: int
 
 
 class Evaluate(NamedTuple):
@@ -135,6 +137,17 @@ class Site:
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
         self._last: tuple[bytes, Any, dict[Hash, Bools]] = (b"", None, {})
+        self.masks: dict[Hash, Bools] = {}  # of the last exchange, both ways
+
+    @property
+    def schemas(self) -> tuple[bytes, ...]:
+        """Of broadcasts, as far as it has been told."""
+        return tuple(schema.packed() for schema in self._decoder.schemas.values())
+
+    def learn(self, schemas: Iterable[bytes]) -> None:
+        """Remember schemas told before this process began."""
+        for packed in schemas:
+            self._decoder.learn(packed)
 
     def handle(self, request: Request) -> Response:
         """Do the work; whatever goes wrong is reported, so that the run can decide."""
@@ -163,6 +176,7 @@ class Site:
         if not tree.is_finite(state):
             return Failure(request.client, "its state has non-finite values")
         payload, residual = self._encoded(up, request, masks)
+        self.masks = masks | (masks_of(up) if up else {})
         return Reply(
             client=request.client,
             up=payload,
@@ -187,7 +201,7 @@ class Site:
                 for batch in self._federation.scored_batches(shard)
             ]
             rows.append(torch.stack(parts).sum(0))
-        tallies = torch.stack(rows) if rows else torch.empty(0)
+        tallies = torch.stack(rows) if rows else torch.empty(0, dtype=torch.float64)
         names = self._method.task.graph.maskable if model and request.client >= 0 else ()
         return Tallies(request.shards, tallies, request.client, shares_of(model, names))
 
