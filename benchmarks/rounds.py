@@ -29,8 +29,9 @@ from fedsieve.core import keys
 from fedsieve.core.errors import DataError
 from fedsieve.core.keys import fold
 from fedsieve.engines.inline import Inline
+from fedsieve.engines.plan import Plan
 from fedsieve.engines.pool import Pool
-from fedsieve.engines.rounds import Plan, Rounds
+from fedsieve.engines.rounds import Rounds
 from fedsieve.engines.site import Executor, Site
 from fedsieve.engines.store import open_stores
 from fedsieve.job import Job, build

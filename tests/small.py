@@ -9,7 +9,8 @@ from fedsieve.config import make
 from fedsieve.core.keys import fold
 from fedsieve.core.method import registered
 from fedsieve.engines.inline import Inline
-from fedsieve.engines.rounds import Plan, Rounds
+from fedsieve.engines.plan import Plan
+from fedsieve.engines.rounds import Rounds
 from fedsieve.engines.site import Site
 from fedsieve.engines.store import open_stores
 from fedsieve.job import Job, build

@@ -17,10 +17,10 @@ from fedsieve.core.options import spell
 from fedsieve.data.dataset import Dataset
 from fedsieve.engines.folder import RunFolder
 from fedsieve.engines.interrupt import Interrupt
-from fedsieve.engines.rounds import Played, Position, Rounds
+from fedsieve.engines.rounds import Played
 from fedsieve.job import Job, build, canonical
 from fedsieve.ledger.rows import Row
-from fedsieve.loop import open_rounds
+from fedsieve.loop import OpenEngine, local_engine, open_rounds
 from fedsieve.result import Result, global_model, summarise
 
 RESUMABLE = {"rounds", "workers", "checkpoint_every", "state_ram_mb", "data_root"}
@@ -73,7 +73,7 @@ def run(
     named["model"] = model if isinstance(model, str) else f"object:{_model_name(model)}"
     folder = None if out is None else RunFolder(Path(out))
     if resume:
-        named = _resumed_settings(folder, named)
+        named = settings_of(folder, named)
     config = make(named)
     with one_thread():
         job = build(
@@ -84,14 +84,32 @@ def run(
         return play(job, folder, resume=resume, watcher=watcher or Watcher())
 
 
-def play(job: Job, folder: RunFolder | None, *, resume: bool, watcher: Watcher) -> Result:
-    """Run a built job to its end, an interrupt, or an error; keeps all finished rounds."""
+def play(
+    job: Job,
+    folder: RunFolder | None,
+    *,
+    resume: bool,
+    watcher: Watcher,
+    open_engine: OpenEngine = local_engine,
+    **changes: Any,
+) -> Result:
+    """Run a built job to its end, an interrupt, or an error; keeps all finished rounds.
+
+    Clients work where `open_engine` says, by default on this machine; `changes` are fields of Plan.
+    """
     config = job.config
+    if folder:
+        folder.open(to_toml(config), resume=resume)
     with ExitStack() as stack:
         clients = folder.clients if folder else Path(stack.enter_context(_scratch()))
-        rounds = stack.enter_context(open_rounds(job, clients, watcher.replied))
+        rounds = stack.enter_context(
+            open_rounds(job, clients, watcher.replied, open_engine, **changes)
+        )
         stores = rounds.stores
-        position, rows = _first_position(rounds, folder, config, resume=resume)
+        position, rows = rounds.start(), list[Row]()
+        if folder and resume:
+            found, rows = folder.load(type(position.server), stores)
+            position = found or position
         watcher.started(config, rows)
         stopped = "finished"
         try:
@@ -141,21 +159,7 @@ def _scratch() -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="fedsieve-")
 
 
-def _first_position(
-    rounds: Rounds, folder: RunFolder | None, config: Config, *, resume: bool
-) -> tuple[Position, list[Row]]:
-    start = rounds.start()
-    if folder is None:
-        return start, []
-    if not (resume and folder.is_begun):
-        folder.begin(to_toml(config))
-        return start, []
-    folder.configure(to_toml(config))
-    position, rows = folder.load(type(start.server), rounds.stores)
-    return position or start, rows
-
-
-def _resumed_settings(folder: RunFolder | None, named: dict[str, Any]) -> dict[str, Any]:
+def settings_of(folder: RunFolder | None, named: dict[str, Any]) -> dict[str, Any]:
     """The stored configuration; only what cannot change results may be given anew."""
     if folder is None:
         raise ResumeError("--resume needs the run folder: give --out DIR.")

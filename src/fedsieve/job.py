@@ -39,9 +39,12 @@ def build(
     config: Config,
     dataset: Dataset | None = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
+    partition: Partition | None = None,
 ) -> Job:
     """Load data, split it, build model and method; fills in every `auto`."""
-    dataset, how, partition = split_data(config, dataset)
+    how = config.partition
+    if dataset is None or partition is None:
+        dataset, how, partition = split_data(config, dataset)
     federation = Federation(
         dataset,
         partition,

@@ -1,31 +1,64 @@
 """From a job to its round loop: stores, site, executor and plan put together."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
+from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.engines.inline import Inline
+from fedsieve.engines.plan import Plan
 from fedsieve.engines.pool import Pool
-from fedsieve.engines.rounds import Plan, Rounds
-from fedsieve.engines.site import Site, Wire
-from fedsieve.engines.store import open_stores
+from fedsieve.engines.rounds import Rounds
+from fedsieve.engines.site import Executor, Site, Wire
+from fedsieve.engines.store import Stores, open_stores
 from fedsieve.job import Job
 
 
+class Engine(NamedTuple):
+    """Where clients work, and where what they keep is kept."""
+
+    stores: Stores
+    execute: Executor
+
+
+OpenEngine: TypeAlias = Callable[[Job, Path], AbstractContextManager[Engine]]
+
+
 @contextmanager
-def open_rounds(
-    job: Job, folder: Path, on_reply: Callable[[int, int], None] | None = None, **changes: Any
-) -> Iterator[Rounds]:
-    """The loop of a job with its client states below `folder`; `changes` are fields of Plan."""
+def local_engine(job: Job, folder: Path) -> Iterator[Engine]:
+    """All clients on this machine, their states below `folder`."""
     config = job.config
+    if config.dataset.startswith("elsewhere"):
+        raise ConfigError(
+            f"dataset={config.dataset!r}: there is no data here to train on. `fedsieve deploy` "
+            "runs it on the nodes that have some; name another data set for a run on this machine."
+        )
     init_key = fold(config.seed, "init")
     stores = open_stores(
         folder, lambda c: job.method.init_client(c, init_key), config.state_ram_mb * 10**6
     )
     site = Site(job.method, job.federation, Wire(config.wire, config.error_feedback))
+    kind = stores.states.kind
+    executor = Inline(site) if config.workers == 1 else Pool(site, config.workers, kind)
+    try:
+        yield Engine(stores, executor)
+    finally:
+        executor.close()
+
+
+@contextmanager
+def open_rounds(
+    job: Job,
+    folder: Path,
+    on_reply: Callable[[int, int], None] | None = None,
+    open_engine: OpenEngine = local_engine,
+    **changes: Any,
+) -> Iterator[Rounds]:
+    """The loop of a job with its client states below `folder`; `changes` are fields of Plan."""
+    config = job.config
     plan = Plan(
         seed=config.seed,
         rounds=config.rounds,
@@ -35,11 +68,6 @@ def open_rounds(
         precision=config.wire,
         kept_rounds=frozenset(config.save_messages),
     )
-    kind = stores.states.kind
-    executor = Inline(site) if config.workers == 1 else Pool(site, config.workers, kind)
-    try:
-        yield Rounds(
-            job.method, job.federation, replace(plan, **changes), stores, executor, on_reply
-        )
-    finally:
-        executor.close()
+    with open_engine(job, folder) as (stores, execute):
+        plan = replace(plan, **changes)
+        yield Rounds(job.method, job.federation, plan, stores, execute, on_reply)

@@ -16,7 +16,7 @@ from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.message import Params
 from fedsieve.engines.rounds import Position
-from fedsieve.engines.store import ClientStore
+from fedsieve.engines.store import ClientStore, Receipt
 from fedsieve.job import Job
 from fedsieve.ledger.rows import Row, Summary, best, last
 
@@ -62,9 +62,9 @@ def _number(value: float | None) -> float:
 
 
 def global_model(job: Job, position: Position, store: ClientStore) -> Params | None:
-    """The model a run ends with; None where every client has its own."""
+    """The model a run ends with; None where every client has its own, or keeps it."""
     state = store.get(0) if job.federation.is_pooled else ()
-    return job.method.deploy(position.server, state)
+    return None if isinstance(state, Receipt) else job.method.deploy(position.server, state)
 
 
 def summarise(
@@ -115,6 +115,6 @@ def _model_hash(job: Job, position: Position, store: ClientStore) -> str:
     """The hash of the global model, or of all clients' states where models are personal."""
     if not job.method.personal:
         return tree.digest(job.method.deploy(position.server, ()))
-    digests = [f"{client}:{tree.digest(store.get(client))}" for client in store.known()]
+    digests = [f"{client}:{store.digest(client)}" for client in store.known()]
     whole = "|".join([tree.digest(position.server), *digests])
     return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()

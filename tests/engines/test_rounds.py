@@ -215,6 +215,6 @@ def test_a_site_reports_a_malformed_broadcast_as_the_clients_failure():
     down = job.method.broadcast(job.method.init_server(fold(0, "init")), 0, fold(0))
     data = bytearray(encode(down).data)
     data[len(data) // 2] ^= 1
-    answer = site.handle(Train(0, bytes(data), b"", frozenset(), {}, (), {}, fold(0)))
+    answer = site.handle(Train(0, bytes(data), b"", frozenset(), {}, (), {}, fold(0), 1))
     assert isinstance(answer, Failure)
     assert "WireError" in answer.error

@@ -9,6 +9,7 @@ from rich.logging import RichHandler
 
 from fedsieve.cli import (
     compare,
+    deploy,
     inspect,
     lists,
     partition,
@@ -42,6 +43,9 @@ app.command("report")(report.report)
 app.command("compare")(compare.compare_runs)
 app.command("sweep")(sweep.run_sweep)
 app.command("tune")(tune.run_tune)
+app.command("deploy")(deploy.deploy)
+app.command("node")(deploy.node)
+app.command("cert")(deploy.cert)
 
 
 def main() -> None:

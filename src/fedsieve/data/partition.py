@@ -83,6 +83,16 @@ def split(
     return Partition(train, test, held_out, shift, _fingerprint((train, test, held_out), shift))
 
 
+def alone(dataset: Dataset, client: int, key: Key, validation: float = 0.0) -> Partition:
+    """All of `dataset` for one client, as it is where the client is; the others hold nothing."""
+    owner, clients = np.full(len(dataset.x), client), client + 1
+    is_out = splits.held_out(owner, clients, validation, fold(key, "validation"))
+    train = _shards(np.where(is_out, NOBODY, owner), clients)
+    held_out = _shards(np.where(is_out, owner, NOBODY), clients)
+    test = _shards(np.full(len(dataset.x_test), client), clients)
+    return Partition(train, test, held_out, None, _fingerprint((train, test, held_out), None))
+
+
 def describe(partition: Partition, dataset: Dataset) -> list[Share]:
     """What each client holds, for a table or a drawing."""
     return [

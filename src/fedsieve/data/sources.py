@@ -14,6 +14,7 @@ from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.core.keys import Key
 from fedsieve.data import npz
 from fedsieve.data.dataset import Dataset
+from fedsieve.data.elsewhere import Elsewhere
 from fedsieve.data.files import FileSource, is_present, locate
 from fedsieve.data.images import (
     Cifar10,
@@ -40,8 +41,8 @@ FILE_SOURCES: tuple[type[FileSource], ...] = (
     Delicious,
     Rcv1Small,
 )
-Source: TypeAlias = Digits | Synthetic | FileSource
-SOURCES: tuple[type[Source], ...] = (Digits, Synthetic, *FILE_SOURCES)
+Source: TypeAlias = Digits | Synthetic | Elsewhere | FileSource
+SOURCES: tuple[type[Source], ...] = (Digits, Synthetic, Elsewhere, *FILE_SOURCES)
 
 
 class Listing(NamedTuple):
@@ -55,7 +56,9 @@ class Listing(NamedTuple):
 
 def catalogue(root: Path | None = None) -> list[Listing]:
     """All named sources, and whether their files are there."""
-    present = {Digits: True, Synthetic: True} | {s: is_present(s, root) for s in FILE_SOURCES}
+    present = dict.fromkeys((Digits, Synthetic, Elsewhere), True) | {
+        s: is_present(s, root) for s in FILE_SOURCES
+    }
     return [Listing(options.name_of(s), s.about, s.examples, present[s]) for s in SOURCES]
 
 
@@ -74,7 +77,7 @@ def load(spec: str, root: Path | None, seed_key: Key) -> Dataset:
         source = options.read(spec, SOURCES, "data set")
         if isinstance(source, Synthetic):
             dataset = source.draw(seed_key)
-        elif isinstance(source, Digits):
+        elif isinstance(source, Digits | Elsewhere):
             dataset = source.load()
         else:
             dataset = source.load(_located(source, root))

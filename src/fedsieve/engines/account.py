@@ -3,9 +3,8 @@
 import math
 from typing import Any, NamedTuple
 
-from fedsieve.core.method import AnyMethod
-from fedsieve.engines.evaluate import Scores
-from fedsieve.engines.site import Failure, Reply
+from fedsieve.engines.evaluate import Scores, Shares
+from fedsieve.engines.site import Failure, Reply, Share
 from fedsieve.ledger.bytes import Sent, total
 from fedsieve.ledger.rows import Evaluation, Row
 
@@ -23,34 +22,31 @@ class Exchange(NamedTuple):
     accepted: list[Accepted]
     failures: list[Failure]
     messages: list[Sent]
-
-
-class Share(NamedTuple):
-    """Share of non-zeros in a tensor, and its size."""
-
-    density: float
-    size: int
+    spare: int = 0  # how many were invited beyond the cohort
+    late: list[int] = []  # noqa: RUF012 - never changed; invited, and not waited for
 
 
 def account(
-    method: AnyMethod,
-    server: Any,
     exchange: Exchange,
     scores: Scores,
+    models: list[Shares],
     number: int,
     seconds: float,
 ) -> tuple[Row, Evaluation | None]:
     """The row of round `number`, and the evaluation where there was one."""
-    accepted, failures, messages = exchange
+    accepted, failures, messages, spare, late = exchange
     up, down = total(messages, "up"), total(messages, "down")
     flops = [a.reply.flops for a in accepted]
-    shares = _shares(method, server, accepted)
+    shares = _mean_shares(models)
     size = sum(share.size for share in shares.values())
     row = Row(
         round=number,
         seconds=seconds,
         clients=len(accepted),
         failed=len(failures),
+        spare=spare,
+        lost=sorted(f.client for f in failures),
+        late=sorted(late),
         up_bytes=up.total_bytes,
         down_bytes=down.total_bytes,
         up_paper_bytes=up.paper_bytes,
@@ -71,16 +67,11 @@ def account(
     return row, Evaluation(round=number, client_accuracy=own, layer_density=layers)
 
 
-def _shares(method: AnyMethod, server: Any, accepted: list[Accepted]) -> dict[str, Share]:
-    """Of the maskable tensors of the deployed model; means over the cohort's personal ones."""
-    states = [a.reply.state for a in accepted] if method.personal else [()]
-    models = [model for s in states if (model := method.deploy(server, s)) is not None]
+def _mean_shares(models: list[Shares]) -> Shares:
+    """Layer by layer, the mean over models."""
     return {
-        name: Share(
-            sum(int(m[name].count_nonzero()) / m[name].numel() for m in models) / len(models),
-            models[0][name].numel(),
-        )
-        for name in (method.task.graph.maskable if models else ())
+        name: Share(sum(m[name].density for m in models) / len(models), models[0][name].size)
+        for name in (models[0] if models else ())
     }
 
 

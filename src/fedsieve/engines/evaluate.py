@@ -1,5 +1,9 @@
-"""Evaluation: the global model on the union of test shards, personal ones each on its own."""
+"""Evaluation: the global model on the union of test shards, personal ones each on its own.
 
+Personal models are made where the states are: in this process, or with the data's owners.
+"""
+
+import logging
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -9,8 +13,20 @@ from torch import Tensor
 from fedsieve.core.errors import RoundError
 from fedsieve.core.method import AnyMethod
 from fedsieve.data.federation import Federation
-from fedsieve.engines.site import Evaluate, Executor, Tallies
+from fedsieve.engines.site import (
+    Evaluate,
+    EvaluateOwn,
+    Executor,
+    Request,
+    Response,
+    Share,
+    Tallies,
+    shares_of,
+)
 from fedsieve.engines.store import ClientStore
+
+log = logging.getLogger("fedsieve")
+Shares = dict[str, Share]
 
 
 class Scores(NamedTuple):
@@ -20,6 +36,13 @@ class Scores(NamedTuple):
     local_accuracy: float | None
     loss: float | None
     client_accuracy: list[float] = []  # noqa: RUF012 - never changed
+    shares: dict[int, Shares] = {}  # noqa: RUF012 - the same; of personal models, by client
+
+
+class _Found(NamedTuple):
+    tallies: dict[int, Tensor]  # by shard
+    shares: dict[int, Shares]  # by client
+    failures: list[Response]
 
 
 def evaluate(
@@ -29,39 +52,69 @@ def evaluate(
 
     local_accuracy is the unweighted mean over test shards of the client's own model, or of the
     global one where clients have none of their own. The model of pooled data is the global one.
+    A shard that could not be scored counts nowhere; its accuracy is NaN.
+
+    Raises:
+        RoundError: no shard could be scored.
     """
     task = method.task
     shards = range(federation.num_shards)
-    is_pooled = federation.is_pooled
-    model = method.deploy(server, store.get(0) if is_pooled else ())
-    common: Tensor | None = None
-    if model is not None:
-        pieces = [tuple(shards[i::_PIECES]) for i in range(_PIECES)]
-        common = _tallies([Evaluate(model, piece) for piece in pieces if piece], execute)
-    own = common
-    if method.personal and not is_pooled:
-        # One at a time: thousands of personal models need not be in memory together.
-        personal = ((method.deploy(server, store.get(shard)), shard) for shard in shards)
-        own = _tallies((Evaluate(m, (shard,)) for m, shard in personal if m is not None), execute)
-    if own is None:
-        return Scores(None, None, None)
-    whole = (own if common is None else common).sum(0)
-    own_scores = [task.score(tally) for tally in own]
+    common = own = _Found({}, {}, [])
+    if federation.is_pooled:
+        everything = EvaluateOwn(0, server, store.get(0), tuple(shards))
+        common = own = _ask([everything], execute)
+    else:
+        model = method.deploy(server, ())
+        if model is not None:
+            pieces = [tuple(shards[i::_PIECES]) for i in range(_PIECES)]
+            common = own = _ask([Evaluate(model, piece) for piece in pieces if piece], execute)
+        if method.personal:
+            # One at a time: thousands of personal models need not be in memory together.
+            own = _ask((EvaluateOwn(c, server, store.get(c), (c,)) for c in shards), execute)
+    if own.failures and not own.tallies:
+        raise RoundError(f"evaluation of shard {own.failures[0][0]} failed: {own.failures[0][1:]}")
+    if not own.tallies:
+        return Scores(None, None, None, shares=own.shares)
+    whole = torch.stack([t for _, t in sorted((common.tallies or own.tallies).items())]).sum(0)
+    scores = {shard: task.score(tally) for shard, tally in sorted(own.tallies.items())}
     return Scores(
-        global_accuracy=None if common is None else task.score(whole),
-        local_accuracy=sum(own_scores) / len(own_scores),
+        global_accuracy=task.score(whole) if common.tallies else None,
+        local_accuracy=sum(scores.values()) / len(scores),
         loss=task.mean_loss(whole),
-        client_accuracy=own_scores,
+        client_accuracy=[scores.get(shard, float("nan")) for shard in shards],
+        shares=own.shares,
     )
+
+
+def shares_of_cohort(
+    method: AnyMethod,
+    server: Any,
+    states: dict[int, Any],
+    scores: Scores,
+    execute: Executor,
+) -> list[Shares]:
+    """Of the maskable tensors of the deployed model, or of the cohort's personal ones."""
+    if not method.personal:
+        model = method.deploy(server, ())
+        return [] if model is None else [shares_of(model, method.task.graph.maskable)]
+    missing = [client for client in states if client not in scores.shares]
+    found = _ask((EvaluateOwn(c, server, states[c], ()) for c in missing), execute).shares
+    known = scores.shares | found
+    return [known[client] for client in states if known.get(client)]
 
 
 _PIECES = 8  # enough to keep a few workers busy to the end
 
 
-def _tallies(requests: Iterable[Evaluate], execute: Executor) -> Tensor:
-    found: dict[int, Tensor] = {}
+def _ask(requests: Iterable[Request], execute: Executor) -> _Found:
+    found = _Found({}, {}, [])
     for response in execute(requests):
         if not isinstance(response, Tallies):
-            raise RoundError(f"evaluation of shard {response[0]} failed: {response[1:]}")
-        found |= dict(zip(response.shards, response.tallies, strict=True))
-    return torch.stack([found[shard] for shard in sorted(found)])
+            found.failures.append(response)
+            log.warning("client %d is not evaluated: %s", *response[:2])
+            continue
+        if response.client >= 0:
+            found.shares[response.client] = response.shares
+        for shard, tally in zip(response.shards, response.tallies, strict=True):
+            found.tallies[shard] = tally
+    return found

@@ -56,17 +56,18 @@ class RunFolder:
     def is_begun(self) -> bool:
         return (self.path / "config.toml").exists()
 
-    def begin(self, config_text: str) -> None:
-        """Start afresh: a folder in use is refused, so that no result is written over."""
-        if self.path.exists() and any(self.path.iterdir()):
+    def open(self, config_text: str, *, resume: bool) -> None:
+        """Write the configuration that gives the run as it will be.
+
+        Raises:
+            ResumeError: a run is to start afresh in a folder in use; no result is written over.
+        """
+        is_used = self.path.exists() and any(self.path.iterdir())
+        if is_used and not (resume and self.is_begun):
             raise ResumeError(
                 f"{self.path} is not empty. Continue it with --resume, or choose another --out."
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        self.configure(config_text)
-
-    def configure(self, config_text: str) -> None:
-        """Write the configuration that gives the run as it will be."""
         blob.write(self.path / "config.toml", config_text.encode())
 
     def append(self, played: Played) -> None:

@@ -7,7 +7,7 @@ A broadcast crosses to each worker once. Pipes carry msgpack headers and safeten
 
 import multiprocessing
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -20,14 +20,19 @@ from fedsieve.engines import blob
 from fedsieve.engines.recall import Packed, recall, remember
 from fedsieve.engines.site import (
     Evaluate,
+    EvaluateOwn,
     Failure,
+    Observe,
+    Observed,
     Refusal,
     Reply,
     Request,
     Response,
+    Share,
     Site,
     Tallies,
     Train,
+    who,
 )
 from fedsieve.ledger.flops import Flops
 from fedsieve.wire.codec import Bools
@@ -46,12 +51,25 @@ class Pool:
         self._site, self._state_kind = site, state_kind
         self._workers = [_Worker(site, state_kind) for _ in range(workers)]
 
-    def __call__(self, requests: Iterable[Request]) -> Iterator[Response]:
-        waiting = iter(requests)
-        idle = list(self._workers)
+    def __call__(self, requests: Iterable[Request]) -> Generator[Response, None, None]:
         busy: dict[Any, tuple[_Worker, Request]] = {}  # by connection
+        try:
+            yield from self._work(iter(requests), busy)
+        finally:
+            for worker, _ in busy.values():  # a caller that has enough leaves work behind
+                self._replace(worker)
+
+    def _work(
+        self, waiting: Iterator[Request], busy: dict[Any, tuple["_Worker", Request]]
+    ) -> Generator[Response, None, None]:
+        idle = list(self._workers)
         while True:
             while idle and (request := next(waiting, None)) is not None:
+                if isinstance(request, EvaluateOwn):
+                    request = self._site.deployed(request)
+                if isinstance(request, Evaluate) and not request.shards:
+                    yield self._site.handle(request)  # counting is less work than sending
+                    continue
                 worker = idle.pop()
                 worker.send(request)
                 busy[worker.connection] = worker, request
@@ -63,8 +81,7 @@ class Pool:
                     response = worker.receive()
                 except EOFError:
                     worker = self._replace(worker)
-                    who = request.client if isinstance(request, Train) else request.shards[0]
-                    yield Failure(who, "its worker process died")
+                    yield Failure(who(request), "its worker process died")
                 else:
                     yield response
                 idle.append(worker)
@@ -99,21 +116,29 @@ class _Worker:
     def send(self, request: Request) -> None:
         down, model = self._held
         try:
-            if isinstance(request, Train):
-                is_new = request.down is not down
-                told = sorted(request.announced), _packed_masks(request.masks)
-                self._write("train", request.client, request.schema, *told, request.key, is_new)
-                if is_new:
-                    self.connection.send_bytes(request.down)
-                self.connection.send_bytes(blob.pack(request.state))
-                self.connection.send_bytes(blob.pack(request.residual))
-                self._held = request.down, model
-            else:
-                is_new = request.model is not model
-                self._write("evaluate", list(request.shards), is_new)
-                if is_new:
-                    self.connection.send_bytes(blob.pack(request.model))
-                self._held = down, request.model
+            match request:
+                case Train(client, fresh, schema, announced, masks, state, residual, key, number):
+                    is_new = fresh is not down
+                    told = sorted(announced), _packed_masks(masks)
+                    self._write("train", client, schema, *told, key, number, is_new)
+                    if is_new:
+                        self.connection.send_bytes(fresh)
+                    self.connection.send_bytes(blob.pack(state))
+                    self.connection.send_bytes(blob.pack(residual))
+                    self._held = fresh, model
+                case Observe(client, fresh, schema, masks, state, number):
+                    is_new = fresh is not down
+                    self._write("observe", client, schema, _packed_masks(masks), number, is_new)
+                    if is_new:
+                        self.connection.send_bytes(fresh)
+                    self.connection.send_bytes(blob.pack(state))
+                    self._held = fresh, model
+                case Evaluate(fresh_model, shards, client):
+                    is_new = fresh_model is not model
+                    self._write("evaluate", list(shards), client, is_new)
+                    if is_new:
+                        self.connection.send_bytes(blob.pack(fresh_model))
+                    self._held = down, fresh_model
         except BrokenPipeError:
             pass  # the dead worker is noticed when its answer is read
 
@@ -129,9 +154,12 @@ class _Worker:
                 return Refusal(client, error)
             case ["failure", client, error, trace]:
                 return Failure(client, error, trace)
-            case ["tallies", shards]:
+            case ["observed", client]:
+                return Observed(client, blob.unpack(self._state_kind, self.connection.recv_bytes()))
+            case ["tallies", shards, client, shares]:
                 tallies = blob.unpack(Params, self.connection.recv_bytes())["tallies"]
-                return Tallies(tuple(shards), tallies)
+                parts = {name: Share(*share) for name, share in shares.items()}
+                return Tallies(tuple(shards), tallies, client, parts)
         raise EOFError
 
     def close(self) -> None:
@@ -155,17 +183,23 @@ def _serve(pipe: Connection, parents: Connection, site: Site, state_kind: type) 
         try:
             head = msgspec.msgpack.decode(pipe.recv_bytes())
             match head:
-                case ["train", client, schema, announced, packed, key, is_new]:
+                case ["train", client, schema, announced, packed, key, number, is_new]:
                     down = pipe.recv_bytes() if is_new else down
                     state = blob.unpack(state_kind, pipe.recv_bytes())
                     residual = blob.unpack(Params, pipe.recv_bytes())
                     table = {mark: Packed(bits, size) for mark, bits, size in packed}
                     told = frozenset(announced), recall(table, table)
-                    request: Request = Train(client, down, schema, *told, state, residual, key)
-                case ["evaluate", shards, is_new]:
+                    request = Train(client, down, schema, *told, state, residual, key, number)
+                    _answer(pipe, site.handle(request))
+                case ["observe", client, schema, packed, number, is_new]:
+                    down = pipe.recv_bytes() if is_new else down
+                    state = blob.unpack(state_kind, pipe.recv_bytes())
+                    table = {mark: Packed(bits, size) for mark, bits, size in packed}
+                    heard = Observe(client, down, schema, recall(table, table), state, number)
+                    _answer(pipe, site.handle(heard))
+                case ["evaluate", shards, client, is_new]:
                     model = blob.unpack(Params, pipe.recv_bytes()) if is_new else model
-                    request = Evaluate(model, tuple(shards))
-            _answer(pipe, site.handle(request))
+                    _answer(pipe, site.handle(Evaluate(model, tuple(shards), client)))
         except (EOFError, OSError):
             return
 
@@ -186,6 +220,9 @@ def _answer(pipe: Connection, response: Response) -> None:
             pipe.send_bytes(msgspec.msgpack.encode(["refusal", *response]))
         case Failure():
             pipe.send_bytes(msgspec.msgpack.encode(["failure", *response]))
-        case Tallies(shards, tallies):
-            pipe.send_bytes(msgspec.msgpack.encode(["tallies", shards]))
+        case Observed(client, state):
+            pipe.send_bytes(msgspec.msgpack.encode(["observed", client]))
+            pipe.send_bytes(blob.pack(state))
+        case Tallies(shards, tallies, client, shares):
+            pipe.send_bytes(msgspec.msgpack.encode(["tallies", shards, client, shares]))
             pipe.send_bytes(blob.pack({"tallies": tallies}))

@@ -3,41 +3,37 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import closing
 from typing import Any, NamedTuple
 
-from fedsieve.core import keys, tree
-from fedsieve.core.errors import ConfigError, RoundError, WireError
+from fedsieve.core import tree
+from fedsieve.core.errors import RoundError, WireError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import AnyMethod, Method, message_types
 from fedsieve.data.federation import Federation
 from fedsieve.engines.account import Accepted, Exchange, account
-from fedsieve.engines.evaluate import Scores, evaluate
+from fedsieve.engines.evaluate import Scores, evaluate, shares_of_cohort
+from fedsieve.engines.plan import Plan
 from fedsieve.engines.post import Letter, Link, Links, Post, frames_of, sent
 from fedsieve.engines.recall import MaskTable, recall, remember
-from fedsieve.engines.site import Executor, Failure, Refusal, Reply, Response, Train
+from fedsieve.engines.site import (
+    Executor,
+    Failure,
+    Observe,
+    Observed,
+    Refusal,
+    Reply,
+    Response,
+    Train,
+)
 from fedsieve.engines.store import Stores
 from fedsieve.ledger.bytes import Sent
 from fedsieve.ledger.rows import Evaluation, Row
 from fedsieve.wire.codec import Decoder, UnheldError, masks_of
 from fedsieve.wire.inspect import Frame
-from fedsieve.wire.precision import Precision
 from fedsieve.wire.schema import Hash, schema_of
 
 log = logging.getLogger("fedsieve")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The settings of a job that the loop needs."""
-
-    seed: int
-    rounds: int
-    cohort: int
-    eval_every: int
-    min_replies: int
-    precision: Precision = "fp32"  # of broadcasts; clients' messages are the site's
-    kept_rounds: frozenset[int] = frozenset()  # whose messages are handed on whole
 
 
 class Position(NamedTuple):
@@ -107,11 +103,14 @@ class Rounds:
     def _round(self, position: Position) -> Played:
         started = time.perf_counter()
         number, links, masks = position.done + 1, dict(position.links), position.masks
-        cohort = self._cohort(position)
+        cohort, spare = self.plan.invite(
+            self.method, position.server, position.done, self.federation.num_clients
+        )
         key = fold(self.plan.seed, "broadcast", number)
         post = Post(self.method, position.server, key, self.plan.precision, masks)
         letters = {client: post.letter(client, links.get(client, Link())) for client in cohort}
-        accepted, failures, messages = self._exchange(position, letters, post)
+        exchange = self._exchange(position, letters, post, spare)
+        accepted, messages = exchange.accepted, exchange.messages
         server = self.method.server_update(
             position.server, [a.up for a in accepted], fold(self.plan.seed, "server", number)
         )
@@ -125,15 +124,16 @@ class Rounds:
             if reply.residual:
                 self.stores.residuals.put(reply.client, reply.residual, number)
         if self._has_observers:
-            messages += self._observe(position, post, set(cohort), links)
+            self._observe(position, post, set(cohort), links, exchange)
         schemas = tuple(schema.packed() for schema in self._decoder.schemas.values())
         scores = Scores(None, None, None)
         if number % self.plan.eval_every == 0 or number == self.plan.rounds:
-            states = self.stores.states
-            scores = evaluate(self.method, server, states, self.federation, self.execute)
+            store = self.stores.states
+            scores = evaluate(self.method, server, store, self.federation, self.execute)
+        states = {a.reply.client: a.reply.state for a in accepted}
+        models = shares_of_cohort(self.method, server, states, scores, self.execute)
         seconds = time.perf_counter() - started
-        exchange = Exchange(accepted, failures, messages)
-        row, evaluation = account(self.method, server, exchange, scores, number, seconds)
+        row, evaluation = account(exchange, scores, models, number, seconds)
         frames = []
         if number in self.plan.kept_rounds:
             for reply, up in accepted:
@@ -142,22 +142,19 @@ class Rounds:
         after = Position(number, server, links, schemas, masks)
         return Played(after, row, evaluation, messages, frames)
 
-    def _cohort(self, position: Position) -> list[int]:
-        size, draw = self.method.cohort(position.server, self.plan.cohort, position.done)
-        clients = self.federation.num_clients
-        if not 1 <= size <= clients:
-            raise ConfigError(
-                f"the method asks for a cohort of {size}, there are {clients} clients."
-            )
-        return keys.sample(fold(self.plan.seed, "cohort", draw), clients, size)
-
-    def _exchange(self, position: Position, letters: dict[int, Letter], post: Post) -> Exchange:
+    def _exchange(
+        self, position: Position, letters: dict[int, Letter], post: Post, spare: int
+    ) -> Exchange:
         """Let the cohort work, largest client first; usable replies come sorted by client."""
         order = sorted(letters, key=self.federation.examples, reverse=True)
-        first = self._try(position, {client: letters[client] for client in order}, position.links)
+        needed = len(letters) - spare
+        first = self._try(
+            position, {client: letters[client] for client in order}, position.links, needed
+        )
         # Whoever does not hold what a message refers to gets, or gives, a whole one.
         whole = {client: post.letter(client, Link()) for client in first.refused}
-        second = self._try(position, whole, {}) if whole else Tried([], [], [], [])
+        needed -= len(first.accepted)
+        second = self._try(position, whole, {}, needed) if whole and needed else _NOTHING
         accepted, failures = first.accepted + second.accepted, first.failures + second.failures
         failures += [Failure(client, "it refused a whole message") for client in second.refused]
         for failure in failures:
@@ -170,30 +167,41 @@ class Rounds:
                 f"{why}".rstrip()
             )
         accepted.sort(key=lambda a: a.reply.client)
-        return Exchange(accepted, failures, first.messages + second.messages)
+        heard = {a.reply.client for a in accepted} | {f.client for f in failures}
+        late = [client for client in letters if client not in heard]
+        return Exchange(accepted, failures, first.messages + second.messages, spare, late)
 
-    def _try(self, position: Position, letters: dict[int, Letter], links: Links) -> Tried:
+    def _try(
+        self, position: Position, letters: dict[int, Letter], links: Links, needed: int
+    ) -> Tried:
+        """Ask for the work of `letters`; the first `needed` usable replies are taken."""
         number, tried = position.done + 1, Tried([], [], [], [])
+        lost, late = self.plan.recorded(number)
         requests = (
             self._request(position, client, letter, links.get(client, Link()))
             for client, letter in letters.items()
+            if client not in lost | late
         )
         for client, letter in letters.items():
             line = sent(number, client, "down", letter.payload, letter.paper_bytes)
             tried.messages.append(line)
-        for count, response in enumerate(self.execute(requests), 1):
-            if self._on_reply is not None:
-                self._on_reply(count, len(letters))
-            match self._read(response, position, letters, links):
-                case Accepted() as usable:
-                    tried.accepted.append(usable)
-                case Refusal(client):
-                    tried.refused.append(client)
-                case Failure() as failure:
-                    tried.failures.append(failure)
-            if isinstance(response, Reply):
-                line = sent(number, response.client, "up", response.up, response.paper_bytes)
-                tried.messages.append(line)
+        tried.failures.extend(Failure(c, "it failed in the record") for c in letters if c in lost)
+        with closing(self.execute(requests)) as responses:
+            for count, response in enumerate(responses, 1):
+                if self._on_reply is not None:
+                    self._on_reply(count, len(letters))
+                match self._read(response, position, letters, links):
+                    case Accepted() as usable:
+                        tried.accepted.append(usable)
+                    case Refusal(client):
+                        tried.refused.append(client)
+                    case Failure() as failure:
+                        tried.failures.append(failure)
+                if isinstance(response, Reply):
+                    line = sent(number, response.client, "up", response.up, response.paper_bytes)
+                    tried.messages.append(line)
+                if len(tried.accepted) == needed:
+                    break
         tried.messages.sort(key=lambda m: (m.direction, m.client))
         return tried
 
@@ -207,6 +215,7 @@ class Rounds:
             self.stores.states.get(client),
             self.stores.residuals.get(client),
             fold(self.plan.seed, "client", position.done + 1, client),
+            position.done + 1,
         )
 
     def _read(
@@ -227,21 +236,41 @@ class Rounds:
         return Accepted(reply, up)
 
     def _observe(
-        self, position: Position, post: Post, cohort: set[int], links: Links
-    ) -> list[Sent]:
+        self, position: Position, post: Post, cohort: set[int], links: Links, exchange: Exchange
+    ) -> None:
         """Deliver the broadcast to everyone else; its bytes count."""
-        number, messages = position.done + 1, []
-        for client in range(self.federation.num_clients):
-            if client in cohort:
+        number = position.done + 1
+        others = [c for c in range(self.federation.num_clients) if c not in cohort]
+        letters = {client: post.letter(client, links.get(client, Link())) for client in others}
+        lost, _ = self.plan.recorded(number)
+        requests = (
+            Observe(
+                client,
+                letter.payload.data,
+                letter.schema if letter.is_told else b"",
+                recall(position.masks, links.get(client, Link()).masks),
+                self.stores.states.get(client),
+                number,
+            )
+            for client, letter in letters.items()
+            if client not in lost
+        )
+        heard = dict[int, Any]()
+        for response in self.execute(requests):
+            match response:
+                case Observed(client, state):
+                    heard[client] = state
+                case Refusal(client):
+                    links.pop(client, None)  # so that its next message is a whole one
+        for client, letter in letters.items():
+            line = sent(number, client, "down", letter.payload, letter.paper_bytes)
+            exchange.messages.append(line)
+            if client not in heard:
+                exchange.failures.append(Failure(client, "it did not observe"))
                 continue
             link = links.get(client, Link())
-            letter = post.letter(client, link)
-            if letter.is_told and letter.schema:
-                self._decoder.learn(letter.schema)
-            held = recall(position.masks, link.masks)
-            down = self._decoder.decode(letter.payload.data, self._down_kind, held)
-            states = self.stores.states
-            states.put(client, self.method.observe(down, states.get(client)), number)
             links[client] = link._replace(down=link.down | letter.mark)
-            messages.append(sent(number, client, "down", letter.payload, letter.paper_bytes))
-        return messages
+            self.stores.states.put(client, heard[client], number)
+
+
+_NOTHING = Tried([], [], [], [])

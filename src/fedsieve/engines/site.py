@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -32,12 +32,34 @@ class Train(NamedTuple):
     state: Any
     residual: Params  # what rounding took from its last message; empty without error feedback
     key: Key
+    round: int
+
+
+class Observe(NamedTuple):
+    """A broadcast to a client outside the cohort; fields as in Train."""
+
+    client: int
+    down: bytes
+    schema: bytes
+    masks: dict[Hash, Bools]
+    state: Any
+    round: int
 
 
 class Evaluate(NamedTuple):
-    """A model on some test shards."""
+    """A model on some test shards or none; `client` says whose own model it is."""
 
     model: Params
+    shards: tuple[int, ...]
+    client: int = -1
+
+
+class EvaluateOwn(NamedTuple):
+    """A client's own model, made where its state is, on some test shards or none."""
+
+    client: int
+    server: Any
+    state: Any
     shards: tuple[int, ...]
 
 
@@ -52,6 +74,13 @@ class Reply(NamedTuple):
     values: dict[str, float]
     flops: Flops
     seconds: float
+
+
+class Observed(NamedTuple):
+    """The state of a client that has read a broadcast."""
+
+    client: int
+    state: Any
 
 
 class Refusal(NamedTuple):
@@ -69,16 +98,25 @@ class Failure(NamedTuple):
     trace: str = ""
 
 
+class Share(NamedTuple):
+    """Share of non-zeros in a tensor, and its size."""
+
+    density: float
+    size: int
+
+
 class Tallies(NamedTuple):
-    """Sums of right answers and losses, one row per shard."""
+    """Sums of right answers and losses, one row per shard; `shares` of a client's own model."""
 
     shards: tuple[int, ...]
     tallies: Tensor
+    client: int = -1
+    shares: dict[str, Share] = {}  # noqa: RUF012 - never changed
 
 
-Request: TypeAlias = Train | Evaluate
-Response: TypeAlias = Reply | Refusal | Failure | Tallies
-Executor: TypeAlias = Callable[[Iterable[Request]], Iterable[Response]]
+Request: TypeAlias = Train | Observe | Evaluate | EvaluateOwn
+Response: TypeAlias = Reply | Observed | Refusal | Failure | Tallies
+Executor: TypeAlias = Callable[[Iterable[Request]], Generator[Response, None, None]]
 
 
 class Wire(NamedTuple):
@@ -99,16 +137,35 @@ class Site:
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
         self._last: tuple[bytes, Any, dict[Hash, Bools]] = (b"", None, {})
+        self.masks: dict[Hash, Bools] = {}  # of the last exchange, both ways
+
+    @property
+    def schemas(self) -> tuple[bytes, ...]:
+        """Of broadcasts, as far as it has been told."""
+        return tuple(schema.packed() for schema in self._decoder.schemas.values())
+
+    def learn(self, schemas: Iterable[bytes]) -> None:
+        """Remember schemas told before this process began."""
+        for packed in schemas:
+            self._decoder.learn(packed)
 
     def handle(self, request: Request) -> Response:
         """Do the work; whatever goes wrong is reported, so that the run can decide."""
         try:
-            return self.train(request) if isinstance(request, Train) else self.evaluate(request)
+            match request:
+                case Train():
+                    return self.train(request)
+                case Observe():
+                    return self.observe(request)
+                case Evaluate():
+                    return self.evaluate(request)
+                case EvaluateOwn():
+                    return self.evaluate(self.deployed(request))
         except UnheldError as error:
-            return Refusal(_who(request), str(error))
+            return Refusal(who(request), str(error))
         except Exception as error:  # noqa: BLE001 - any fault of a client is reported, not raised
             text = f"{type(error).__name__}: {error}"
-            return Failure(_who(request), text, traceback.format_exc())
+            return Failure(who(request), text, traceback.format_exc())
 
     def train(self, request: Train) -> Reply | Failure:
         """Decode, train, encode."""
@@ -119,6 +176,7 @@ class Site:
         if not tree.is_finite(state):
             return Failure(request.client, "its state has non-finite values")
         payload, residual = self._encoded(up, request, masks)
+        self.masks = masks | (masks_of(up) if up else {})
         return Reply(
             client=request.client,
             up=payload,
@@ -130,17 +188,30 @@ class Site:
             seconds=time.perf_counter() - started,
         )
 
+    def observe(self, request: Observe) -> Observed:
+        """Decode and look."""
+        down, _ = self._decoded(request)
+        return Observed(request.client, self._method.observe(down, request.state))
+
     def evaluate(self, request: Evaluate) -> Tallies:
-        rows = []
+        model, rows = request.model, []
         for shard in request.shards:
             parts = [
-                self._method.task.tally(self._method.predict(request.model, batch.x), batch.y)
+                self._method.task.tally(self._method.predict(model, batch.x), batch.y)
                 for batch in self._federation.scored_batches(shard)
             ]
             rows.append(torch.stack(parts).sum(0))
-        return Tallies(request.shards, torch.stack(rows))
+        tallies = torch.stack(rows) if rows else torch.empty(0, dtype=torch.float64)
+        names = self._method.task.graph.maskable if model and request.client >= 0 else ()
+        return Tallies(request.shards, tallies, request.client, shares_of(model, names))
 
-    def _decoded(self, request: Train) -> tuple[Any, dict[Hash, Bools]]:
+    def deployed(self, request: EvaluateOwn) -> Evaluate:
+        """The same with the model made; where a client has none there is nothing to score."""
+        model = self._method.deploy(request.server, request.state)
+        shards = () if model is None else request.shards
+        return Evaluate(model or {}, shards, request.client)
+
+    def _decoded(self, request: Train | Observe) -> tuple[Any, dict[Hash, Bools]]:
         """A broadcast and its masks, decoded once per process: equal bytes are the same message."""
         if self._last[1] is None or self._last[0] != request.down:
             if request.schema:
@@ -161,5 +232,16 @@ class Site:
         return payload, residual_of(meant, arrived)
 
 
-def _who(request: Request) -> int:
-    return request.client if isinstance(request, Train) else request.shards[0]
+def who(request: Request) -> int:
+    """The client whose work it is, or the first shard of an evaluation."""
+    if isinstance(request, Evaluate) and request.client < 0:
+        return request.shards[0]
+    return request.client
+
+
+def shares_of(model: Params, names: Iterable[str]) -> dict[str, Share]:
+    """How dense the named tensors are."""
+    return {
+        name: Share(int(model[name].count_nonzero()) / model[name].numel(), model[name].numel())
+        for name in names
+    }

@@ -9,10 +9,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from fedsieve.core import tree
 from fedsieve.core.errors import ResumeError
 from fedsieve.core.message import Params
 from fedsieve.engines import blob
+
+
+class Receipt(NamedTuple):
+    """What a server keeps in place of a state that stays with its owner."""
+
+    version: int  # the round whose reply was accepted; 0 before the first
+    digest: Tensor  # 16 bytes
 
 
 class _Held(NamedTuple):
@@ -91,6 +100,15 @@ class ClientStore:
     def newest(self) -> int:
         """The round of the newest accepted state; 0 when there is none."""
         return max(self.versions.values(), default=0)
+
+    def digest(self, client: int) -> str:
+        """The hash of a client's state, wherever it is kept."""
+        state = self.get(client)
+        return (
+            state.digest.numpy().tobytes().hex()
+            if isinstance(state, Receipt)
+            else tree.digest(state)
+        )
 
     def known(self) -> list[int]:
         """Clients that have a state of their own."""

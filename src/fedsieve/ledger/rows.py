@@ -22,6 +22,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     global_accuracy: float | None = None
     local_accuracy: float | None = None
     loss: float | None = None
+    spare: int = 0  # invited beyond the cohort
+    lost: list[int] = []  # clients that failed
+    late: list[int] = []  # invited, and not waited for
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):

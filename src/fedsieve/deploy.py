@@ -1,0 +1,247 @@
+"""`fedsieve deploy`: a job whose clients are nodes on other machines.
+
+    RUN/deploy/  job  session  secret  superlink.db  superlink.log  gate.json  gate.log  tcp.json
+    RUN/traffic.json
+
+The SuperLink and the gate are children of this process and are started again if they end.
+"""
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from fedsieve import api
+from fedsieve.api import Watcher, one_thread, settings_of
+from fedsieve.config import make, to_toml
+from fedsieve.core.errors import ConfigError
+from fedsieve.engines import blob
+from fedsieve.engines.flower.carrier import GridCarrier
+from fedsieve.engines.flower.server import SuperLink
+from fedsieve.engines.folder import RunFolder
+from fedsieve.engines.remote import gate
+from fedsieve.engines.remote.dispatch import Remote, Terms
+from fedsieve.engines.remote.parcel import Hello
+from fedsieve.engines.remote.processes import Children, free_port, gate_command, superlink_command
+from fedsieve.engines.remote.signature import Public, read_private, read_public
+from fedsieve.engines.store import Receipt, Stores, open_stores
+from fedsieve.job import Job, build
+from fedsieve.loop import Engine
+from fedsieve.result import Result
+
+log = logging.getLogger("fedsieve")
+_RAM_BYTES = 10**9
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """How nodes reach the server, and what it asks of them.
+
+    Attributes:
+        certs: the server's folder of `fedsieve cert`; None is a trial without TLS on loopback.
+        superlink: host:port of a SuperLink that runs already; its operator keeps the gate.
+        over_select: nodes invited beyond the cohort; the first to answer count.
+        min_nodes: nodes to wait for before the first round; None means all.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8443
+    certs: Path | None = None
+    superlink: str | None = None
+    secret: Path | None = None
+    round_timeout: float = 600.0
+    over_select: int = 0
+    min_nodes: int | None = None
+    max_message_mb: int = 2000
+
+    def __post_init__(self) -> None:
+        if self.certs is None and self.host not in LOOPBACK:
+            raise ConfigError(
+                f"--insecure with --host {self.host}: without TLS and keys nodes must be on this "
+                "machine (--host 127.0.0.1). `fedsieve cert` makes certificates for --certs."
+            )
+        if self.superlink is not None and self.secret is None:
+            raise ConfigError("--superlink needs --superlink-secret, the file it was started with.")
+
+
+def deploy(
+    server: Server,
+    *,
+    out: Path,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Result:
+    """Run a job on nodes; its folder is like that of `fedsieve.run`.
+
+    Raises:
+        FedsieveError: bad settings, missing keys, a folder that cannot be continued, too few
+            usable replies.
+    """
+    folder = RunFolder(out)
+    named = settings_of(folder, settings) if resume else settings
+    config = replace(make(named), checkpoint_every=1)  # nodes keep what a checkpoint may need
+    with one_thread():
+        job = build(config)
+
+        @contextmanager
+        def nodes(job: Job, states: Path) -> Iterator[Engine]:
+            with _connected(server, job, out / "deploy") as remote:
+                yield Engine(receipts(states), remote)
+                _report(out, remote)
+
+        return api.play(
+            job,
+            folder,
+            resume=resume,
+            watcher=watcher or Watcher(),
+            open_engine=nodes,
+            spare=server.over_select,
+        )
+
+
+def receipts(folder: Path) -> Stores:
+    """What the server keeps of states that stay with the nodes."""
+    none_yet = Receipt(0, torch.zeros(16, dtype=torch.uint8))
+    return open_stores(folder, lambda _: none_yet, _RAM_BYTES)
+
+
+def hello_of(job: Job) -> Hello:
+    """What nodes are told of a job."""
+    data = job.dataset
+    form = (data.kind, data.layout, data.input_shape, data.num_outputs)
+    return Hello(to_toml(job.config), form)
+
+
+@contextmanager
+def _connected(server: Server, job: Job, folder: Path) -> Iterator["Connected"]:
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = _node_keys(server, job.federation.num_clients)
+    with Children() as children:
+        link = _superlink(server, folder, children)
+        for key in keys.values():
+            link.admit(key)
+        terms = Terms(
+            job=_once(folder / "job", lambda: secrets.token_hex(16)),
+            session=_next_session(folder / "session"),
+            hello=hello_of(job),
+            num_clients=job.federation.num_clients,
+            seconds=server.round_timeout,
+            limit_bytes=server.max_message_mb * 10**6,
+            key=None if server.certs is None else read_private(server.certs / "sign"),
+            nodes=keys,
+        )
+        remote = Connected(GridCarrier(link.connect), terms, link)
+        _wait_for_nodes(remote, server, job.federation.num_clients)
+        try:
+            yield remote
+        finally:
+            link.close()
+
+
+class Connected(Remote):
+    """A remote executor with the SuperLink it goes through."""
+
+    def __init__(self, carrier: GridCarrier, terms: Terms, link: SuperLink) -> None:
+        super().__init__(carrier, terms)
+        self.link = link
+
+
+def _superlink(server: Server, folder: Path, children: Children) -> SuperLink:
+    """A SuperLink of our own behind a gate, or the one that was named."""
+    certs = server.certs
+    ca = None if certs is None else (certs / "ca.crt").read_bytes()
+    if server.superlink is not None and server.secret is not None:
+        return SuperLink(server.superlink, ca, server.secret.read_bytes())
+    secret = _once(folder / "secret", lambda: secrets.token_hex(32))
+    port = free_port()
+    children.keep(superlink_command(port, folder, certs), folder / "superlink.log", folder)
+    link = SuperLink(f"127.0.0.1:{port}", ca, secret.encode())
+    link.wait(seconds=120)
+    ca_file, certificate, key = (
+        "" if certs is None else str(certs / name)
+        for name in ("ca.crt", "server.crt", "server.key")
+    )
+    settings = gate.Settings(
+        host=server.host,
+        port=server.port,
+        superlink=link.address,
+        ca=ca_file,
+        certificate=certificate,
+        key=key,
+        traffic=str(folder / "tcp.json"),
+    )
+    (folder / "tcp.json").unlink(missing_ok=True)
+    blob.write(folder / "gate.json", msgspec.json.encode(settings))
+    children.keep(gate_command(folder / "gate.json"), folder / "gate.log", folder)
+    return link
+
+
+def _node_keys(server: Server, num_clients: int) -> dict[int, Public]:
+    """Public keys by client; the names of the files are the clients' numbers."""
+    if server.certs is None:
+        return {}
+    files = sorted((server.certs / "nodes").glob("*.pub"))
+    bad = [path for path in files if not path.stem.isdigit()]
+    if bad or not files:
+        raise ConfigError(
+            f"{server.certs / 'nodes'}: expected files 0.pub, 1.pub, ... with the nodes' public "
+            f"keys, found {[path.name for path in bad] or 'none'}. `fedsieve cert` makes them."
+        )
+    keys = {int(path.stem): read_public(path) for path in files}
+    return {client: key for client, key in keys.items() if client < num_clients}
+
+
+def _wait_for_nodes(remote: Remote, server: Server, num_clients: int) -> None:
+    wanted = min(server.min_nodes or num_clients, num_clients)
+    before: list[int] | None = None
+    while True:
+        present = remote.greet(range(num_clients), seconds=10)
+        if present != before:
+            log.warning("%d of %d nodes are connected: %s", len(present), wanted, present)
+            before = present
+        if len(present) >= wanted:
+            return
+        time.sleep(0.5)
+
+
+def _report(out: Path, remote: Connected) -> None:
+    """What parcels, Flower and TCP took beside the payload, which rows count."""
+    tcp = out / "deploy" / "tcp.json"
+    up, down = remote.link.traffic()
+    rows = [json.loads(line) for line in (out / "messages.jsonl").open()]
+    payload = {
+        way: sum(row["total_bytes"] for row in rows if row["direction"] == way)
+        for way in ("up", "down")
+    }
+    report = {
+        "payload": payload,
+        "parcels": dict(remote.parcel_bytes),
+        "flower": {"up": up, "down": down},
+        "tcp": json.loads(tcp.read_text()) if tcp.exists() else None,
+    }
+    blob.write(out / "traffic.json", json.dumps(report, indent=2).encode() + b"\n")
+
+
+def _once(path: Path, make_text: Callable[[], str]) -> str:
+    """What is in a file only its owner may read; made if it is not there."""
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(make_text())
+    return path.read_text()
+
+
+def _next_session(path: Path) -> int:
+    """How often this job was started; nodes refuse calls of an earlier session."""
+    number = int(path.read_text()) + 1 if path.exists() else 1
+    blob.write(path, str(number).encode())
+    return number

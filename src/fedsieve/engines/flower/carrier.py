@@ -1,0 +1,89 @@
+"""A carrier over Flower's grid: one blob per message, answers mapped by the message they answer."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
+
+from fedsieve.core.errors import WireError
+from fedsieve.engines.remote.dispatch import Arrived, LostError
+
+log = logging.getLogger("fedsieve")
+_NAME, _STYPE = "fedsieve", "fedsieve.parcel"
+_LARGE_BYTES = 2**20  # Flower cuts arrays into pieces, but sends a configuration in one
+
+
+def pack(parcel: bytes) -> RecordDict:
+    """A parcel as the only record of a message."""
+    if len(parcel) < _LARGE_BYTES:
+        return RecordDict({_NAME: ConfigRecord({_NAME: parcel})})
+    array = Array("uint8", (len(parcel),), _STYPE, parcel)
+    return RecordDict({_NAME: ArrayRecord({_NAME: array})})
+
+
+def unpack(content: RecordDict) -> bytes:
+    """The parcel in a message.
+
+    Raises:
+        WireError: the message is none of ours.
+    """
+    record = content.get(_NAME)
+    value = record.get(_NAME) if isinstance(record, ConfigRecord | ArrayRecord) else None
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, Array) and value.stype == _STYPE:
+        return value.data
+    raise WireError("the message holds no parcel.")
+
+
+class GridCarrier:
+    """Parcels over a grid, and over a new one when the connection is lost."""
+
+    def __init__(self, connect: Callable[[], Grid]) -> None:
+        self._connect = connect
+        self._grid = connect()
+
+    def nodes(self) -> list[int]:
+        while True:
+            try:
+                return list(self._grid.get_node_ids())
+            except (httpx.HTTPError, RunNotRunningException) as error:
+                self._reconnect(error)
+
+    def push(self, parcels: Mapping[int, bytes], seconds: float) -> dict[str, int]:
+        messages = [
+            Message(pack(parcel), dst_node_id=node, message_type="train", ttl=seconds)
+            for node, parcel in parcels.items()
+        ]
+        try:
+            names = list(self._grid.push_messages(messages))
+        except (httpx.HTTPError, RunNotRunningException) as error:
+            self._reconnect(error)
+            raise LostError(str(error)) from error
+        return {name: node for name, node in zip(names, parcels, strict=True) if name}
+
+    def pull(self, messages: Iterable[str]) -> list[Arrived]:
+        try:
+            replies = list(self._grid.pull_messages(list(messages)))
+        except (httpx.HTTPError, RunNotRunningException) as error:
+            self._reconnect(error)
+            raise LostError(str(error)) from error
+        return [_arrived(reply) for reply in replies]
+
+    def _reconnect(self, error: BaseException) -> None:
+        log.warning("the SuperLink does not answer (%s); connecting again", error)
+        self._grid = self._connect()
+
+
+def _arrived(reply: Message) -> Arrived:
+    # Not the sender's number: for a node that is gone the SuperLink answers in its place.
+    name = reply.metadata.reply_to_message_id
+    if reply.has_error():
+        return Arrived(name, b"", f"Flower error {reply.error.code}: {reply.error.reason}")
+    try:
+        return Arrived(name, unpack(reply.content))
+    except WireError as error:
+        return Arrived(name, b"", str(error))

@@ -1,0 +1,242 @@
+"""A node's desk: it answers calls, and keeps the client's states, versioned by round, on disk.
+
+    jobs/<job>/config.toml  form.msgpack  memory.msgpack
+    jobs/<job>/states/<client>-<round>.safetensors
+
+A call names the version it starts from, the last one the server accepted. A reply that was lost or
+came late has left a newer version behind; it is dropped with the next call. A call that is older
+than one already answered is refused, so that a round the server has given up changes nothing.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from fedsieve.core import tree
+from fedsieve.core.errors import FedsieveError, WireError
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Params
+from fedsieve.core.method import AnyMethod
+from fedsieve.data.federation import Federation
+from fedsieve.engines import blob
+from fedsieve.engines.recall import Packed, recall, remember
+from fedsieve.engines.remote.parcel import (
+    Answer,
+    Call,
+    EvaluateCall,
+    EvaluateOwnCall,
+    Failed,
+    Hello,
+    Here,
+    ObserveCall,
+    Refused,
+    Result,
+    Saw,
+    Scored,
+    TrainCall,
+    Trained,
+    mark,
+    seal,
+    unseal,
+)
+from fedsieve.engines.remote.signature import Private, Public
+from fedsieve.engines.site import (
+    Evaluate,
+    EvaluateOwn,
+    Failure,
+    Observe,
+    Observed,
+    Refusal,
+    Reply,
+    Request,
+    Response,
+    Site,
+    Tallies,
+    Train,
+    Wire,
+)
+from fedsieve.engines.store import ClientStore, Stores, open_stores
+
+log = logging.getLogger("fedsieve")
+_RAM_BYTES = 10**9
+
+
+class Opened(NamedTuple):
+    """A job as the node sees it: built from the server's configuration on its own data."""
+
+    method: AnyMethod
+    federation: Federation
+    wire: Wire
+    seed: int
+
+
+class Memory(msgspec.Struct, frozen=True, array_like=True):
+    """What messages may refer to, and the newest call that was answered."""
+
+    newest: tuple[int, int] = (0, 0)  # session, round
+    schemas: tuple[bytes, ...] = ()
+    masks: tuple[tuple[int, bytes, int], ...] = ()
+
+
+class _Work(NamedTuple):
+    """A job in progress."""
+
+    opened: Opened
+    site: Site
+    stores: Stores
+
+    @property
+    def kept(self) -> list[ClientStore]:
+        """Stores this job writes to."""
+        states, residuals = self.stores
+        stateful = [] if states.is_stateless else [states]
+        return [*stateful, residuals] if self.opened.wire.error_feedback else stateful
+
+
+Opener = Callable[[Hello], Opened]
+
+
+class Desk:
+    """Answers the calls for one client.
+
+    Args:
+        client: who this node is.
+        folder: where states are kept.
+        open_job: makes a job of what the server says.
+        own: signs answers; `server` vouches for calls. None of both: a trial without keys.
+    """
+
+    def __init__(
+        self,
+        client: int,
+        folder: Path,
+        open_job: Opener,
+        own: Private | None = None,
+        server: Public | None = None,
+    ) -> None:
+        self._client, self._folder, self._open_job = client, folder, open_job
+        self._own, self._server = own, server
+        self._work: dict[str, _Work] = {}
+
+    def answer(self, parcel: bytes) -> bytes:
+        """The answer to a call; whatever goes wrong is part of it.
+
+        Raises:
+            WireError: the parcel is not a call that the server has signed.
+        """
+        call = unseal(parcel, Call, self._server)
+        try:
+            result = self._result(call)
+        except FedsieveError as error:
+            result = Failed(str(error))
+        return seal(Answer(mark(parcel), self._client, result), self._own)
+
+    def _result(self, call: Call) -> Result:
+        if not re.fullmatch("[0-9a-f]{32}", call.job):
+            raise WireError(f"job {call.job[:40]!r} is not 32 hexadecimal digits.")
+        folder = self._folder / "jobs" / call.job
+        if isinstance(call.work, Hello):
+            return self._greeted(call.job, call.work, folder)
+        if call.client != self._client:
+            return Failed(f"the call is for client {call.client}, this is {self._client}.")
+        if not (folder / "config.toml").exists():
+            return Failed("the job is not known here", is_stranger=True)
+        memory = _read(folder / "memory.msgpack", Memory, Memory())
+        if (call.session, call.round) < memory.newest:
+            return Failed(f"round {call.round} is over: {memory.newest[1]} has been answered.")
+        work = self._opened(call.job, folder)
+        work.site.learn(memory.schemas)
+        held = {number: Packed(bits, size) for number, bits, size in memory.masks}
+        response = work.site.handle(self._request(call, work, recall(held, held)))
+        if isinstance(call.work, TrainCall | ObserveCall):
+            if isinstance(response, Reply | Observed):
+                self._keep(call.work.version, call.round, work, response)
+            kept = {number: held[number] for number in call.work.masks if number in held}
+            kept |= remember({}, work.site.masks) if isinstance(response, Reply) else {}
+            masks = tuple((number, *packed) for number, packed in kept.items())
+            after = Memory((call.session, call.round), work.site.schemas, masks)
+            blob.write(folder / "memory.msgpack", msgspec.msgpack.encode(after))
+        return _reported(response)
+
+    def _greeted(self, job: str, hello: Hello, folder: Path) -> Result:
+        folder.mkdir(parents=True, exist_ok=True)
+        blob.write(folder / "form.msgpack", msgspec.msgpack.encode(hello.form))
+        blob.write(folder / "config.toml", hello.config.encode())
+        self._work.pop(job, None)
+        work = self._opened(job, folder)
+        return Here(self._client, work.opened.federation.examples(self._client))
+
+    def _opened(self, job: str, folder: Path) -> _Work:
+        if job not in self._work:
+            form = msgspec.msgpack.decode((folder / "form.msgpack").read_bytes(), type=_Form)
+            opened = self._open_job(Hello((folder / "config.toml").read_text(), form))
+            site = Site(opened.method, opened.federation, opened.wire)
+            key = fold(opened.seed, "init")
+            init = partial(opened.method.init_client, key=key)
+            stores = open_stores(folder, init, _RAM_BYTES)
+            self._work[job] = _Work(opened, site, stores)
+        return self._work[job]
+
+    def _state(self, work: _Work, version: int) -> tuple[Any, Params]:
+        """State and residual as of a round; of what a method does not keep, nothing is needed."""
+        versions = {self._client: version} if version else {}
+        for store in work.kept:
+            store.restore(versions)
+        return work.stores.states.get(self._client), work.stores.residuals.get(self._client)
+
+    def _request(self, call: Call, work: _Work, masks: dict[int, Any]) -> Request:
+        client, number = self._client, call.round
+        match call.work:
+            case TrainCall(version, down, announced, named, key):
+                state, residual = self._state(work, version)
+                known = {m: masks[m] for m in named if m in masks}
+                told = frozenset(announced)
+                return Train(client, down, b"", told, known, state, residual, Key(key), number)
+            case ObserveCall(version, down, named):
+                known = {m: masks[m] for m in named if m in masks}
+                return Observe(client, down, b"", known, self._state(work, version)[0], number)
+            case EvaluateCall(model, shards):
+                return Evaluate(blob.unpack(Params, model), shards)
+            case EvaluateOwnCall(version, server, shards):
+                state, _ = self._state(work, version)
+                start = work.opened.method.init_server(fold(work.opened.seed, "init"))
+                return EvaluateOwn(client, blob.unpack(type(start), server), state, shards)
+        raise WireError(f"{type(call.work).__name__} is not work.")
+
+    def _keep(self, version: int, number: int, work: _Work, after: Reply | Observed) -> None:
+        """Write the new version; the one it came from stays until the server names another."""
+        states, residuals = work.stores
+        states.put(self._client, after.state, number)
+        before = residuals.get(self._client)
+        residuals.put(self._client, after.residual if isinstance(after, Reply) else before, number)
+        for store in work.kept:
+            store.flush()
+            store.forget_all_but([{self._client: version}] if version else [])
+
+
+_Form = tuple[str, str, tuple[int, ...], int]
+
+
+def _reported(response: Response) -> Result:
+    match response:
+        case Reply(_, up, paper, state, _, values, flops, seconds):
+            digest = bytes.fromhex(tree.digest(state))
+            return Trained(up.data, up[1:], paper, digest, values, flops, seconds)
+        case Observed(_, state):
+            return Saw(bytes.fromhex(tree.digest(state)))
+        case Tallies(_, tallies, _, shares):
+            return Scored(blob.pack({"tallies": tallies}), dict(shares))
+        case Refusal(_, error):
+            return Refused(error)
+        case Failure(_, error, trace):
+            log.warning("%s\n%s", error, trace)  # a trace may show data: it stays here
+            return Failed(error)
+
+
+def _read(path: Path, kind: Any, default: Any) -> Any:
+    return msgspec.msgpack.decode(path.read_bytes(), type=kind) if path.exists() else default

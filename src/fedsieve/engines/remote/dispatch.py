@@ -1,0 +1,235 @@
+"""The remote executor: requests become calls to nodes, and answers responses.
+
+All calls of an exchange go out together and answers are taken as they come, until the time is up.
+Who has not answered then has failed; what it may still send is never asked for. Calls are safe to
+repeat, so a carrier that loses its connection makes a new one and the open calls go out again.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from fedsieve.core.errors import WireError
+from fedsieve.engines import blob
+from fedsieve.engines.remote.parcel import (
+    Answer,
+    Call,
+    EvaluateCall,
+    EvaluateOwnCall,
+    Failed,
+    Hello,
+    Here,
+    ObserveCall,
+    TrainCall,
+    Work,
+    mark,
+    peek,
+    seal,
+    unseal,
+)
+from fedsieve.engines.remote.reading import response_of
+from fedsieve.engines.remote.signature import Private, Public
+from fedsieve.engines.site import (
+    Evaluate,
+    EvaluateOwn,
+    Failure,
+    Observe,
+    Request,
+    Response,
+    Train,
+)
+
+log = logging.getLogger("fedsieve")
+_GREETING_SECONDS = 60.0
+_AGAIN_SECONDS = 60.0
+
+
+class Arrived(NamedTuple):
+    """An answer to a message, or why there is none."""
+
+    message: str  # what it answers
+    parcel: bytes
+    error: str = ""
+
+
+class LostError(Exception):
+    """The connection is gone with all messages under way; the carrier has made a new one."""
+
+
+class Carrier(Protocol):
+    """Brings parcels to nodes and answers back."""
+
+    def nodes(self) -> list[int]:
+        """Nodes that are connected now."""
+
+    def push(self, parcels: Mapping[int, bytes], seconds: float) -> dict[str, int]:
+        """Send a parcel to each node; names of messages by node. They expire after `seconds`."""
+
+    def pull(self, messages: Iterable[str]) -> list[Arrived]:
+        """Answers that have arrived; each is handed out once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the server asks of a job's nodes."""
+
+    job: str
+    session: int
+    hello: Hello
+    num_clients: int
+    seconds: float = 600.0  # for an exchange
+    limit_bytes: int = 2**31
+    poll_seconds: float = 0.2
+    key: Private | None = None
+    nodes: Mapping[int, Public] = field(default_factory=dict)  # by client; empty in a trial
+
+
+class Remote:
+    """An executor whose clients are elsewhere."""
+
+    def __init__(self, carrier: Carrier, terms: Terms) -> None:
+        self._carrier, self._terms = carrier, terms
+        self._node: dict[int, int] = {}  # by client
+        self._refused: dict[int, float] = {}  # nodes that are no use, and when they said so
+        self._silent: set[int] = set()  # clients that owe an answer
+        self._round = 0
+        self._packed: tuple[Any, bytes] = (None, b"")
+        self.parcel_bytes: Counter[str] = Counter()
+
+    def __call__(self, requests: Iterable[Request]) -> Generator[Response, None, None]:
+        works = {client: work for r in requests for client, work in self._works(r)}
+        self.greet(works, min(self._terms.seconds, _GREETING_SECONDS))
+        open_works = dict[int, Work]()
+        for client, work in works.items():
+            if client not in self._node:
+                yield Failure(client, "no node is connected for it")
+            elif client in self._silent and not isinstance(work, TrainCall | ObserveCall):
+                yield Failure(client, "it still owes an answer")
+            else:
+                open_works[client] = work
+        yield from self._exchange(open_works)
+
+    def close(self) -> None:
+        """Nothing to close: the carrier is its maker's."""
+
+    def greet(self, needed: Collection[int], seconds: float) -> list[int]:
+        """Make the job known to new nodes until all `needed` clients are there, or time is up.
+
+        Returns:
+            The clients that have a node.
+        """
+        online, now = self._carrier.nodes(), time.monotonic()
+        self._node = {c: node for c, node in self._node.items() if node in online}
+        tired = {node for node, when in self._refused.items() if now - when < _AGAIN_SECONDS}
+        strangers = set(online) - set(self._node.values()) - tired
+        if strangers and not all(client in self._node for client in needed):
+            call = Call(self._terms.job, self._terms.session, 0, -1, self._terms.hello)
+            parcels = dict.fromkeys(sorted(strangers), seal(call, self._terms.key))
+            with closing(self._ask(parcels, seconds)) as answers:
+                for node, answer in answers:
+                    self._met(node, answer)
+                    if all(client in self._node for client in needed):
+                        break
+        return sorted(self._node)
+
+    def _met(self, node: int, answer: Answer | str) -> None:
+        if isinstance(answer, Answer) and isinstance(answer.result, Here):
+            self._node[answer.client] = node
+        else:
+            self._refused[node] = time.monotonic()
+            why = answer.result if isinstance(answer, Answer) else answer
+            log.warning("node %d does not take part: %s", node, why)
+
+    def _works(self, request: Request) -> list[tuple[int, Work]]:
+        """What is asked of whom; an evaluation of several shards is one call to each."""
+        match request:
+            case Train(client, down, _, announced, masks, state, _, key, number):
+                self._round = number
+                told = tuple(sorted(announced)), tuple(masks)
+                return [(client, TrainCall(state.version, down, *told, key))]
+            case Observe(client, down, _, masks, state, number):
+                self._round = number
+                return [(client, ObserveCall(state.version, down, tuple(masks)))]
+            case Evaluate(model, shards):
+                packed = self._pack(model)
+                return [(shard, EvaluateCall(packed, (shard,))) for shard in shards]
+            case EvaluateOwn(client, server, state, shards):
+                return [(client, EvaluateOwnCall(state.version, self._pack(server), shards))]
+
+    def _pack(self, value: Any) -> bytes:
+        if value is not self._packed[0]:
+            self._packed = value, blob.pack(value)
+        return self._packed[1]
+
+    def _exchange(self, works: dict[int, Work]) -> Generator[Response, None, None]:
+        clients = {self._node[client]: client for client in works}
+        parcels = {
+            node: seal(self._call(client, works[client]), self._terms.key)
+            for node, client in clients.items()
+        }
+        self._silent |= works.keys()
+        for node, answer in self._ask(parcels, self._terms.seconds):
+            client = clients[node]
+            if isinstance(answer, str):
+                yield Failure(client, answer)
+                continue
+            self._silent.discard(client)
+            if isinstance(answer.result, Failed) and answer.result.is_stranger:
+                self._node.pop(client, None)  # greeted again before the next exchange
+            yield response_of(client, self._round, works[client], answer.result)
+
+    def _call(self, client: int, work: Work) -> Call:
+        return Call(self._terms.job, self._terms.session, self._round, client, work)
+
+    def _ask(
+        self, parcels: dict[int, bytes], seconds: float
+    ) -> Generator[tuple[int, Answer | str], None, None]:
+        """Every node with its answer or the reason why it has none, as they come."""
+        marks = {node: mark(parcel) for node, parcel in parcels.items()}
+        left, waiting = dict(parcels), dict[str, int]()
+        end = time.monotonic() + seconds
+        while left and (rest := end - time.monotonic()) > 0:
+            try:
+                unsent = {n: p for n, p in left.items() if n not in waiting.values()}
+                if unsent:
+                    waiting |= self._carrier.push(unsent, rest)
+                    self.parcel_bytes["down"] += sum(map(len, unsent.values()))
+                arrived = self._carrier.pull(list(waiting))
+            except LostError as lost:
+                log.warning("%s; open calls go out again", lost)
+                waiting.clear()
+                continue
+            for message, parcel, error in arrived:
+                node = waiting.pop(message)
+                del left[node]
+                self.parcel_bytes["up"] += len(parcel)
+                yield node, error or self._opened(node, parcel, marks[node])
+            if left and not arrived:
+                time.sleep(self._terms.poll_seconds)
+        yield from ((node, f"no answer within {seconds:g} s") for node in left)
+
+    def _opened(self, node: int, parcel: bytes, call: bytes) -> Answer | str:
+        try:
+            return self._vouched(node, parcel, call)
+        except WireError as error:
+            return f"its message is not accepted: {error}"
+
+    def _vouched(self, node: int, parcel: bytes, call: bytes) -> Answer:
+        """An answer whose sender is who it says, and which answers this very call."""
+        if len(parcel) > self._terms.limit_bytes:
+            raise WireError(f"{len(parcel)} bytes, {self._terms.limit_bytes} are allowed.")
+        client = peek(parcel, Answer).client
+        if not 0 <= client < self._terms.num_clients:
+            raise WireError(f"there is no client {client}.")
+        if self._terms.nodes and client not in self._terms.nodes:
+            raise WireError(f"client {client} has no key here.")
+        answer = unseal(parcel, Answer, self._terms.nodes.get(client))
+        if answer.call != call:
+            raise WireError("it answers another call.")
+        if self._node.get(client, node) != node:
+            raise WireError(f"it speaks for client {client}, which is on another node.")
+        return answer

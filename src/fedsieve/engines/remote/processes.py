@@ -1,0 +1,143 @@
+"""Programs that belong to this process: kept running, and ended with it."""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Self
+
+log = logging.getLogger("fedsieve")
+_QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+_PR_SET_PDEATHSIG = 1
+
+
+def superlink_command(port: int, folder: Path, certs: Path | None) -> list[str]:
+    """A SuperLink on loopback with its state below `folder`."""
+    tls = ["--insecure"]
+    if certs is not None:
+        tls = ["--ssl-ca-certfile", str(certs / "ca.crt"), "--ssl-certfile"]
+        tls += [str(certs / "server.crt"), "--ssl-keyfile", str(certs / "server.key")]
+        tls += ["--enable-supernode-auth"]
+    return [
+        *_program("flower-superlink"),
+        *tls,
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--isolation", "process", "--disable-runtime-dependency-installation"),
+        *("--database", str(folder / "superlink.db")),
+        *("--superexec-auth-secret-file", str(folder / "secret")),
+    ]
+
+
+def supernode_command(server: str, port: int, folder: Path, certs: Path | None) -> list[str]:
+    """A SuperNode whose tasks are handed out on loopback."""
+    tls = ["--insecure"]
+    if certs is not None:
+        tls = ["--root-certificates", str(certs / "ca.crt")]
+        tls += ["--auth-supernode-private-key", str(certs / "node")]
+    return [
+        *_program("flower-supernode"),
+        *tls,
+        *("--superlink", server, "--host", "127.0.0.1", "--port", str(port)),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")),
+    ]
+
+
+def gate_command(settings: Path) -> list[str]:
+    """The gate in front of a SuperLink."""
+    return [sys.executable, str(Path(__file__).with_name("gate.py")), str(settings)]
+
+
+class _Kept(NamedTuple):
+    command: list[str]
+    log: Path
+    home: Path
+
+
+class Children:
+    """Programs that are started again when they end, until the context is left."""
+
+    def __init__(self, again_seconds: float = 3.0) -> None:
+        self._again_seconds = again_seconds
+        self._wanted: list[_Kept] = []
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._stop, self._ended = threading.Event(), threading.Event()
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
+
+    def keep(self, command: list[str], log_file: Path, home: Path) -> None:
+        """Start a program, and again whenever it ends."""
+        kept = _Kept(command, log_file, home)
+        self._wanted.append(kept)
+        self._running.append(_start(kept))
+
+    def __enter__(self) -> Self:
+        self._keeper.start()
+        return self
+
+    def __exit__(self, *exit_: object) -> None:
+        self._stop.set()
+        for process in self._running:
+            process.terminate()
+        end = time.monotonic() + 10
+        for process in self._running:
+            try:
+                process.wait(max(end - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._ended.set()
+
+    def _keep(self) -> None:
+        while not self._stop.wait(self._again_seconds):
+            for place, process in enumerate(self._running):
+                if process.poll() is not None:
+                    name = Path(self._wanted[place].command[1]).name
+                    log.warning("%s ended (%s); starting it again", name, process.returncode)
+                    self._running[place] = _start(self._wanted[place])
+        self._ended.wait()  # what this thread has started must not outlive it
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _start(kept: _Kept) -> subprocess.Popen[bytes]:
+    environment = os.environ | _QUIET | {"FLWR_HOME": str(kept.home / "flwr")}
+    with kept.log.open("ab") as file:
+        return subprocess.Popen(  # noqa: S603 - our own command
+            kept.command,
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            process_group=0,  # Ctrl-C is for this process, which ends its children in order
+            preexec_fn=_leash(),  # noqa: PLW1509 - it takes no locks
+        )
+
+
+def _leash() -> Callable[[], None] | None:
+    """On Linux a child is killed when the thread that started it is gone, even by kill -9."""
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return tie
+
+
+def _program(name: str) -> list[str]:
+    """A program of this Python's environment, whatever PATH says."""
+    return [sys.executable, str(Path(sys.executable).parent / name)]

@@ -1,0 +1,118 @@
+"""`fedsieve node`: one client of a deployment, with its own data and its own states."""
+
+import logging
+import secrets
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedsieve.api import one_thread
+from fedsieve.config import make
+from fedsieve.core.errors import ConfigError, DataError
+from fedsieve.core.keys import fold
+from fedsieve.data.dataset import Dataset
+from fedsieve.data.partition import alone
+from fedsieve.data.sources import load
+from fedsieve.deploy import LOOPBACK
+from fedsieve.engines.flower.node import serve
+from fedsieve.engines.remote.desk import Desk, Opened
+from fedsieve.engines.remote.parcel import Hello
+from fedsieve.engines.remote.processes import Children, free_port, supernode_command
+from fedsieve.engines.remote.signature import read_private, read_public
+from fedsieve.engines.site import Wire
+from fedsieve.job import build
+
+log = logging.getLogger("fedsieve")
+FROM_JOB = "job"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """Who a node is, and what it brings.
+
+    Attributes:
+        server: host:port of the server's gate.
+        data: `npz:FILE`, `python:module:function`, a named data set, or `job`: this client's share
+            of the job's own data set, for trials.
+        store: folder for states; it must outlive the process.
+        certs: the node's folder of `fedsieve cert`; None is a trial without TLS on loopback.
+    """
+
+    server: str
+    client: int
+    data: str
+    store: Path
+    certs: Path | None = None
+    data_root: str | None = None
+
+    def __post_init__(self) -> None:
+        host = self.server.rpartition(":")[0].strip("[]")
+        if not host or not self.server.rpartition(":")[2].isdigit():
+            raise ConfigError(f"--server {self.server!r}: write it as HOST:PORT.")
+        if self.certs is None and host not in LOOPBACK:
+            raise ConfigError(
+                f"--insecure with --server {self.server}: without TLS and keys the server must be "
+                "on this machine. Ask its operator for certificates (`fedsieve cert`)."
+            )
+
+
+def run(node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
+    """Answer the server's calls until `is_over`."""
+    node.store.mkdir(parents=True, exist_ok=True)
+    secret = secrets.token_bytes(32)
+    path = node.store / "secret"
+    path.touch(mode=0o600)
+    path.write_bytes(secret)
+    own = None if node.certs is None else read_private(node.certs / "node")
+    theirs = None if node.certs is None else read_public(node.certs / "server.pub")
+    desk = Desk(node.client, node.store, lambda hello: open_job(node, hello), own, theirs)
+    port = free_port()
+    command = supernode_command(node.server, port, node.store, node.certs)
+    with one_thread(), Children() as children:
+        children.keep(command, node.store / "supernode.log", node.store)
+        serve(f"127.0.0.1:{port}", secret, desk.answer, is_over)
+
+
+def open_job(node: Node, hello: Hello) -> Opened:
+    """The job a server describes, on the node's own data.
+
+    Raises:
+        ConfigError: it asks for something a server must not choose here.
+        DataError: the data is not of the form the server expects.
+    """
+    config = replace(make(tomllib.loads(hello.config)), data_root=node.data_root, workers=1)
+    if node.data == FROM_JOB:
+        if config.dataset.startswith(("npz:", "python:", "elsewhere")):
+            raise ConfigError(
+                f"--data job: the job's data set is {config.dataset!r}, which is not the server's "
+                "to choose here. Name this node's own with --data."
+            )
+        job = build(config)
+    else:
+        key = fold(config.seed, "partition")
+        root = None if node.data_root is None else Path(node.data_root)
+        dataset = _formed(load(node.data, root, fold(config.seed, "dataset")), hello)
+        partition = alone(dataset, node.client, key, config.validation)
+        job = build(config, dataset, partition=partition)
+        if job.federation.is_pooled:
+            raise ConfigError(f"{config.method} pools all data: it runs with --data job only.")
+    if node.client >= job.federation.num_clients:
+        raise ConfigError(
+            f"--client-id {node.client}: the job has clients 0 to {job.federation.num_clients - 1}."
+        )
+    wire = Wire(job.config.wire, job.config.error_feedback)
+    return Opened(job.method, job.federation, wire, job.config.seed)
+
+
+def _formed(dataset: Dataset, hello: Hello) -> Dataset:
+    """The data with the job's number of outputs: an owner may lack the last class."""
+    kind, layout, shape, outputs = hello.form
+    found = (dataset.kind, dataset.layout, dataset.input_shape)
+    if found != (kind, layout, shape) or dataset.num_outputs > outputs:
+        raise DataError(
+            f"{dataset.name}: the job wants {kind} from {layout} of shape {list(shape)} with "
+            f"{outputs} outputs, found {dataset.kind} from {dataset.layout} of shape "
+            f"{list(dataset.input_shape)} with {dataset.num_outputs}."
+        )
+    return replace(dataset, num_outputs=outputs)

@@ -1,0 +1,87 @@
+"""Flower's grid in one process: what is pushed is answered at once, through Flower's own types."""
+
+from pathlib import Path
+
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedsieve.core.errors import WireError
+from fedsieve.deploy import hello_of
+from fedsieve.engines.flower.carrier import pack, unpack
+from fedsieve.engines.remote.desk import Desk
+from fedsieve.engines.remote.dispatch import Terms
+from fedsieve.node import Node, open_job
+
+JOB = "0" * 32
+
+
+class LocalGrid(Grid):
+    """Nodes by Flower's number; each is a desk's `answer`."""
+
+    def __init__(self, nodes):
+        self.nodes, self.replies, self.pushed = nodes, {}, 0
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, *arguments, **more):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def get_nodes(self):
+        raise NotImplementedError
+
+    def push_messages(self, messages):
+        names = []
+        for message in messages:
+            self.pushed += 1
+            name = f"m{self.pushed}"
+            message.metadata.__dict__["_message_id"] = name
+            names.append(name)
+            answer = self.nodes[message.metadata.dst_node_id]
+            try:
+                parcel = answer(unpack(message.content))
+            except WireError as error:
+                fault = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=str(error))
+                self.replies[name] = Message(fault, reply_to=message)
+            else:
+                if parcel is not None:
+                    self.replies[name] = Message(pack(parcel), reply_to=message)
+        return names
+
+    def pull_messages(self, message_ids):
+        return [self.replies.pop(name) for name in message_ids if name in self.replies]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+
+def desks(job, folder: Path, keys=None, server=None):
+    """A desk for every client of a job, with the job's own data."""
+    found = {}
+    for client in range(job.federation.num_clients):
+        own = Node(server="localhost:1", client=client, data="job", store=folder / str(client))
+        key = None if keys is None else keys[client]
+        found[client] = Desk(client, own.store, lambda h, own=own: open_job(own, h), key, server)
+    return found
+
+
+def terms_of(job, **more):
+    given = {
+        "job": JOB,
+        "session": 1,
+        "hello": hello_of(job),
+        "num_clients": job.federation.num_clients,
+        "seconds": 30.0,
+        "poll_seconds": 0.01,
+    }
+    return Terms(**given | more)
