@@ -72,9 +72,10 @@ def account(
 
 
 def _shares(method: AnyMethod, server: Any, accepted: list[Accepted]) -> dict[str, Share]:
-    """Of the maskable tensors of the deployed model; means over the cohort's personal ones."""
-    states = [a.reply.state for a in accepted] if method.personal else [()]
-    models = [model for s in states if (model := method.deploy(server, s)) is not None]
+    """Of the maskable tensors of the global model; without one, means over the cohort's own."""
+    shared = method.deploy(server, ())
+    own = [] if shared is not None else [method.deploy(server, a.reply.state) for a in accepted]
+    models = [model for model in (shared, *own) if model is not None]
     return {
         name: Share(
             sum(int(m[name].count_nonzero()) / m[name].numel() for m in models) / len(models),
