@@ -76,7 +76,9 @@ class Gaussian(Plain):
     def pseudo_gradient(
         self, centre: Params, locals_: Sequence[Params], shares: Sequence[float]
     ) -> Params:
-        return tree.subtract(centre, self.m_step(locals_, shares))
+        # Differences first: where no client moved it is exactly 0, which Adam does not magnify.
+        moved = (tree.subtract(centre, local) for local in locals_)
+        return tree.weighted_mean(zip(moved, shares, strict=True))
 
 
 @dataclass(frozen=True)
