@@ -1,4 +1,4 @@
-"""The spike-and-slab prior against closed forms and autograd (specification fedsparse, 3, 4, 10)."""
+"""The spike-and-slab prior against closed forms and autograd (sections 3, 4, 10 of the spec)."""
 
 import math
 
@@ -81,9 +81,7 @@ def test_thresholds_receive_the_gradient_of_probabilities_and_weights_do_not():
     w = {n: v.requires_grad_() for n, v in local.weights.items()}
     raw = {n: v.requires_grad_() for n, v in local.raw_thresholds.items()}
     total = sum(logits.sum() for logits in prior().logits(Gated(w, raw)).values())
-    grads = torch.autograd.grad(
-        total, [*raw.values(), *(w[n] for n in GROUPS)], allow_unused=True
-    )
+    grads = torch.autograd.grad(total, [*raw.values(), *(w[n] for n in GROUPS)], allow_unused=True)
     for (name, v), found in zip(raw.items(), grads, strict=False):
         torch.testing.assert_close(found, -torch.sigmoid(v) / 1e-3, msg=name)
     assert grads[len(raw) :] == (None,) * len(GROUPS)
@@ -100,9 +98,9 @@ def test_the_penalty_is_the_written_out_sum_over_single_weights(precision):
         probability = 1 / (1 + np.exp(-theta[name].numpy()))
         drift = (local.weights[name] - centre.weights[name]).double().numpy() ** 2
         expected += 3e-3 * np.broadcast_to(active, drift.shape).sum()
-        expected -= 2e-3 * (
-            active * np.log(probability) + (1 - active) * np.log1p(-probability)
-        ).sum()
+        expected -= (
+            2e-3 * (active * np.log(probability) + (1 - active) * np.log1p(-probability)).sum()
+        )
         constant -= 2e-3 * np.log1p(-probability).sum()
         expected += precision / 2 * (active * drift).sum()
     bias = (local.weights["bias"] - centre.weights["bias"]).double().numpy()
@@ -184,13 +182,11 @@ def test_the_closed_form_takes_means_over_open_gates_and_theta_from_their_share(
     it = SpikeAndSlab({"w": (1,)}, gate_cost=0, cross_entropy=0, is_free=True)
     centre = Gated({"w": torch.full((3, 2), 9.0), "b": torch.zeros(1)}, {"w": torch.zeros(3, 1)})
     gates = [[1, 0, 0], [1, 1, 0]]
-    replies = [
-        Drawn(
-            {"w": value * torch.tensor(g)[:, None].float().expand(3, 2), "b": torch.full((1,), value)},
-            {"w": torch.tensor(g)[:, None].bool()},
-        )
-        for g, value in zip(gates, (2.0, 4.0), strict=True)
-    ]
+    replies = []
+    for g, value in zip(gates, (2.0, 4.0), strict=True):
+        kept = torch.tensor(g)[:, None].bool()
+        local = {"w": value * kept.float().expand(3, 2), "b": torch.full((1,), value)}
+        replies.append(Drawn(local, {"w": kept}))
     found = it.m_step(centre, replies, [0.25, 0.75], most=0.99)
     assert found.weights["b"].item() == 0.25 * 2 + 0.75 * 4
     assert found.weights["w"][:, 0].tolist() == [0.25 * 2 + 0.75 * 4, 4.0, 9.0]

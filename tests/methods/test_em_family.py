@@ -8,7 +8,7 @@ from torch import nn
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
-from fedsieve.methods import em, fedmix
+from fedsieve.methods import em
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo import read_model
 from small import rounds_of, small_job

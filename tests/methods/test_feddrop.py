@@ -70,9 +70,7 @@ def test_training_scales_activations_by_what_was_dropped():
     hidden = relu(pool(conv(hidden, w["conv2.weight"], w["conv2.bias"], padding=1), 2))
     hidden = drop(hidden, "conv2", 0.75).flatten(1)
     hidden = relu(torch.nn.functional.linear(hidden, w["fc1.weight"], w["fc1.bias"]))
-    expected = torch.nn.functional.linear(
-        drop(hidden, "fc1", 0.5), w["fc2.weight"], w["fc2.bias"]
-    )
+    expected = torch.nn.functional.linear(drop(hidden, "fc1", 0.5), w["fc2.weight"], w["fc2.bias"])
     small = method.prior.effective(down.weights, fold(0))
     torch.testing.assert_close(method.task.predict(small, x), expected, rtol=1e-4, atol=1e-5)
 

@@ -70,10 +70,10 @@ def test_ungated_weights_have_no_gates_and_travel_whole():
     job = job_of(ungated=["fc2.weight"])
     server = pruned_server(job)
     assert "fc2.weight" not in server.alive
-    down, ((up, *_), *_) = exchange(job, server)
+    _, ((up, *_), *_) = exchange(job, server)
     assert "fc2.weight" not in up.gates
     assert up.weights["fc2.weight"].all()
-    with pytest.raises(ConfigError, match="ungated.*fc9"):
+    with pytest.raises(ConfigError, match=r"ungated.*fc9"):
         job_of(ungated=["fc9.weight"])
 
 
@@ -111,7 +111,7 @@ def test_with_gates_forced_open_it_is_fedopt_step_by_step(
 def test_a_pruned_group_is_never_sent_nor_revived(theta, groups):
     job = job_of(theta=theta, groups=groups)
     server = pruned_server(job)
-    down, replies = exchange(job, server)
+    _, replies = exchange(job, server)
     gone = {n: ~a for n, a in server.alive.items()}
     for up, *_ in replies:
         for name, dead in gone.items():
@@ -145,9 +145,7 @@ def test_paper_bytes_are_four_for_each_surviving_value_in_both_directions():
     sizes = {n: w.numel() for n, w in server.weights.items()}
 
     def values(gates):
-        kept = sum(
-            int(g.sum()) * (sizes[n] // g.numel()) for n, g in gates.items()
-        )
+        kept = sum(int(g.sum()) * (sizes[n] // g.numel()) for n, g in gates.items())
         return kept + sum(size for n, size in sizes.items() if n not in gates)
 
     survivors = sum(int(a.sum()) for a in server.alive.values())  # thresholds

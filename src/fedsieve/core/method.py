@@ -95,6 +95,9 @@ class Task(Protocol):
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Outputs (logits or values) in evaluation mode."""
 
+    def probe(self, params: Params) -> Params:
+        """What each linear and convolution layer reads, by its weight, for an example of zeros."""
+
     def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Sums from which `score` and the loss follow; tallies of disjoint sets add up."""
 

@@ -3,10 +3,12 @@
 import math
 from typing import Any, NamedTuple
 
+from fedsieve.core.cut import smallest
 from fedsieve.core.method import AnyMethod
 from fedsieve.engines.evaluate import Scores
 from fedsieve.engines.site import Failure, Reply
 from fedsieve.ledger.bytes import Sent, total
+from fedsieve.ledger.flops import Size, size
 from fedsieve.ledger.rows import Evaluation, Row
 
 
@@ -45,7 +47,7 @@ def account(
     up, down = total(messages, "up"), total(messages, "down")
     flops = [a.reply.flops for a in accepted]
     shares = _shares(method, server, accepted)
-    size = sum(share.size for share in shares.values())
+    deployed = _deployed(method, server) if scores.global_accuracy is not None else None
     row = Row(
         round=number,
         seconds=seconds,
@@ -58,11 +60,13 @@ def account(
         flops_dense=sum(f.dense for f in flops),
         flops_ideal=sum(f.ideal for f in flops),
         flops_realisable=sum(f.realisable for f in flops),
-        density=sum(s.density * s.size for s in shares.values()) / size if size else 1.0,
+        density=_mean_density(shares),
         values=_means([a.reply.values for a in accepted]),
         global_accuracy=scores.global_accuracy,
         local_accuracy=scores.local_accuracy,
         loss=scores.loss,
+        deployed_values=deployed.values if deployed else None,
+        deployed_macs=deployed.macs if deployed else None,
     )
     if not scores.client_accuracy:
         return row, None
@@ -83,6 +87,19 @@ def _shares(method: AnyMethod, server: Any, accepted: list[Accepted]) -> dict[st
         )
         for name in (method.task.graph.maskable if models else ())
     }
+
+
+def _mean_density(shares: dict[str, Share]) -> float:
+    total = sum(share.size for share in shares.values())
+    return sum(s.density * s.size for s in shares.values()) / total if total else 1.0
+
+
+def _deployed(method: AnyMethod, server: Any) -> Size | None:
+    """The size of the global model when it is cut; None for an ensemble."""
+    model, graph = method.deploy(server, ()), method.task.graph
+    if model is None or any(model[x.weight].shape != x.shape for x in graph.layers):
+        return None
+    return size(graph, smallest(method.task, model))
 
 
 def _means(values: list[dict[str, float]]) -> dict[str, float]:
