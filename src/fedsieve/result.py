@@ -108,6 +108,8 @@ def summarise(
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
+        deployed_values=last(rows, "deployed_values"),
+        deployed_macs=last(rows, "deployed_macs"),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsieve.core.cut import alive_channels, compact, restore
+from fedsieve.core.cut import alive_channels, compact, restore, smallest
 from fedsieve.models.resnet import Resnet8
 from fedsieve.models.spec import trace
 from fedsieve.models.task import ModelTask
@@ -194,3 +194,82 @@ def test_a_space_without_a_live_channel_keeps_one():
     small = compact(task.graph, params, alive_channels(task.graph, mask))
     assert small["0.weight"].shape == (1, 3)
     assert not task.predict(small, torch.ones(2, 3)).any()
+
+
+def constant_net(*, padding, norm=False):
+    """Two convolutions and two linear layers, in which some filters and units have only biases."""
+    torch.manual_seed(1)
+    layers = [nn.Conv2d(1, 5, 3, padding=padding)]
+    layers += [nn.BatchNorm2d(5)] if norm else []
+    layers += [nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 6, 3, padding=padding), nn.ReLU()]
+    side = (10 + 2 * padding - 2) // 2 + 2 * padding - 2
+    layers += [nn.Flatten(), nn.Linear(6 * side * side, 7), nn.ReLU(), nn.Linear(7, 3)]
+    model = nn.Sequential(*layers)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data.copy_(torch.randn(tensor.shape) * 0.5)
+    if norm:
+        model[1].running_var.data.abs_().add_(0.1)
+    return model
+
+
+def cut_and_compare(model):
+    task = ModelTask(model, "classes", (1, 10, 10))
+    params = {n: t.detach().clone() for n, t in model.state_dict().items() if t.is_floating_point()}
+    small = smallest(task, params)
+    x = torch.randn(4, 1, 10, 10)
+    torch.testing.assert_close(
+        task.predict(small, x), task.predict(params, x), rtol=1e-5, atol=1e-5
+    )
+    return task.graph, small
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_filter_without_weights_is_folded_into_the_biases_behind_it(norm):
+    model = constant_net(padding=0, norm=norm)
+    first, second = (m for m in model if isinstance(m, nn.Conv2d))
+    first.weight.data[[1, 3]] = 0
+    second.weight.data[2] = 0
+    _, small = cut_and_compare(model)
+    shapes = {tuple(t.shape) for t in small.values()}
+    assert (3, 1, 3, 3) in shapes
+    assert (5, 3, 3, 3) in shapes
+
+
+def test_next_to_a_border_of_zeros_a_constant_channel_stays_unless_it_is_zero():
+    model = constant_net(padding=1)
+    first = model[0]
+    first.weight.data[[1, 3]] = 0
+    first.bias.data[1], first.bias.data[3] = 0.7, -0.7  # the second is 0 behind the ReLU
+    graph, small = cut_and_compare(model)
+    assert graph.layers[1].is_padded
+    assert small["0.weight"].shape[0] == 4
+
+
+def test_units_that_read_constants_alone_become_constants_themselves():
+    model = constant_net(padding=0)
+    model[0].weight.data[1] = 0
+    model[3].weight.data[4] = 0
+    model[3].weight.data[4, 1] = 1.0  # reads the constant filter and nothing else
+    _, small = cut_and_compare(model)
+    assert small["0.weight"].shape[0] == 4
+    assert small["3.weight"].shape[:2] == (5, 4)
+
+
+def test_without_a_bias_to_take_it_a_constant_stays():
+    model = constant_net(padding=0)
+    model[0].weight.data[1] = 0
+    model[0].bias.data[1] = 1.0
+    model[3].register_parameter("bias", None)
+    _, small = cut_and_compare(model)
+    assert small["0.weight"].shape[0] == 5
+
+
+def test_folding_changes_no_input():
+    model = constant_net(padding=0)
+    model[0].weight.data[1] = 0
+    task = ModelTask(model, "classes", (1, 10, 10))
+    params = {n: t.detach().clone() for n, t in model.state_dict().items()}
+    before = {n: t.clone() for n, t in params.items()}
+    smallest(task, params)
+    assert all(torch.equal(before[n], t) for n, t in params.items())

@@ -145,6 +145,13 @@ def test_the_pseudo_gradient_is_that_of_minus_the_mean_log_prior(prior, log_dens
         torch.testing.assert_close(found[name].detach(), expected)
 
 
+def test_a_coordinate_no_client_moved_has_no_gradient_at_all():
+    centre = _model("server")
+    models = [{n: v.clone() for n, v in centre.items()} for _ in range(7)]
+    found = Gaussian().pseudo_gradient(centre, models, _shares(7))
+    assert not any(value.any() for value in found.values())
+
+
 def test_m_steps_and_pseudo_gradients_change_no_input():
     centre, models = _model("server"), _models(3)
     before = tree.clone((centre, tuple(models)))

@@ -8,7 +8,7 @@ from torch import nn
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
-from fedsieve.methods import em, fedmix
+from fedsieve.methods import em
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo import read_model
 from small import rounds_of, small_job
@@ -148,7 +148,7 @@ def test_mixture_m_step_follows_the_responsibilities():
     locals_ = [
         {n: v + d / size**0.5 for n, v in centres[k].items()} for k, d in ((0, 1.0), (1, 2.0))
     ]
-    after = job.method.server_update(server, [fedmix.Up(w, 9) for w in locals_], fold(0, "server"))
+    after = job.method.server_update(server, [em.Up(w, 9) for w in locals_], fold(0, "server"))
     joint = np.array([
         [np.log(float(shares[k])) - 0.25 * float(tree.sq_dist(w, centres[k])) for k in (0, 1)]
         for w in locals_

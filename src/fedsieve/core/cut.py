@@ -1,14 +1,17 @@
 """Channels a mask leaves in use, and the smaller tensors of a model that has these channels alone.
 
 A task runs tensors of any width, so that what `compact` returns is a model: it trains and predicts
-like the masked one, in less time. `restore` puts its tensors back among the whole ones.
+like the masked one, in less time. `restore` puts its tensors back among the whole ones, and
+`smallest` goes furthest: channels that are constant are folded into biases first.
 """
 
 import torch
 from torch import Tensor
 
+from fedsieve.core import masks
 from fedsieve.core.graph import Layer, LayerGraph
 from fedsieve.core.message import Mask, Params
+from fedsieve.core.method import Task
 
 
 def alive_channels(graph: LayerGraph, mask: Mask) -> dict[str, Tensor]:
@@ -72,6 +75,65 @@ def restore(graph: LayerGraph, small: Params, alive: Mask, whole: Params) -> Par
             rows, columns = kept[name]
             params[name][rows[:, None], columns] = value
     return params
+
+
+def smallest(task: Task, params: Params) -> Params:
+    """A model with equal outputs, without all that can be cut from this one."""
+    folded = fold_constants(task, params)
+    alive = alive_channels(task.graph, masks.nonzero(folded, task.graph.maskable))
+    return compact(task.graph, folded, alive)
+
+
+def fold_constants(task: Task, params: Params) -> Params:
+    """Equal outputs with fewer channels read: what constant channels add goes into biases.
+
+    A channel whose weights are all 0 carries what a bias or a normalisation gives it, whatever the
+    input. Its readers take that into their own bias and 0 in place of their weights, again until
+    nothing changes. Where this would not be exact, at a border of zeros or without a bias, the
+    channel stays.
+    """
+    folded = {name: value.clone() for name, value in params.items()}
+    is_folding = True
+    while is_folding:
+        constant, read = _constant_channels(task.graph, folded), task.probe(folded)
+        is_folding = any(
+            _fold(layer, folded, constant[layer.source], read[layer.weight])
+            for layer in task.graph.layers
+            if layer.source in constant and layer.kind in {"linear", "conv"}
+        )
+    return folded
+
+
+def _constant_channels(graph: LayerGraph, params: Params) -> dict[str, Tensor]:
+    """For each space that can be cut, which channels no weight writes."""
+    depthwise = {layer.target for layer in graph.layers if layer.kind == "depthwise"}
+    constant = {
+        s.name: torch.ones(s.size, dtype=torch.bool)
+        for s in graph.spaces
+        if s.is_cuttable and s.name not in depthwise
+    }
+    for layer in graph.layers:
+        if layer.target in constant:
+            constant[layer.target] &= params[layer.weight].flatten(1).abs().amax(1) == 0
+    return constant
+
+
+def _fold(layer: Layer, params: Params, constant: Tensor, read: Tensor) -> bool:
+    """Move what constant channels give a layer from its weight to its bias; whether any was."""
+    weight = params[layer.weight]
+    taps = weight.double().flatten(2).sum(2) if weight.dim() > 2 else weight.double()
+    values = read.transpose(0, 1).flatten(1) if layer.kind == "conv" else read.flatten(0, -2).T
+    is_level = values.amax(1) == values.amin(1)
+    value = values[:, 0].double()
+    is_exact = is_level & ((value == 0) | (layer.bias is not None and not layer.is_padded))
+    columns = constant.repeat_interleave(layer.repeat) & is_exact
+    columns &= weight.transpose(0, 1).flatten(1).abs().amax(1) > 0
+    if not columns.any():
+        return False
+    if layer.bias is not None:
+        params[layer.bias] += (taps[:, columns] @ value[columns]).float()
+    weight[:, columns] = 0
+    return True
 
 
 def _kept(graph: LayerGraph, alive: Mask) -> dict[str, tuple[Tensor, ...]]:

@@ -25,6 +25,7 @@ class Layer:
     """One layer with a weight of shape (rows, columns, ...kernel); rows are target channels.
 
     `repeat` consecutive columns belong to one source channel (a flatten of h x w maps: h*w).
+    `is_padded`: a border of zeros is read beside the source.
     "depthwise": row i reads and writes channel i of one space. "lstm": rows are the four gates one
     after another. "embedding": rows are tokens, columns the target channels.
     """
@@ -38,6 +39,7 @@ class Layer:
     repeat: int
     target: str
     macs: int
+    is_padded: bool = False
 
 
 @dataclass(frozen=True)

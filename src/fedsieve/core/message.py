@@ -7,7 +7,8 @@ A message is a NamedTuple whose fields are annotated with a role:
         weights: Annotated[Params, Kept(where="mask")]    # values where the mask is True
         examples: Count                                   # a whole number >= 0
 
-Tensors that the mask does not name are sent whole.
+Tensors that the mask does not name are sent whole. A mask may have length 1 along an axis, where
+one bit then stands for all coordinates: a filter, or an input feature.
 """
 
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ def paper_bytes(message: Any) -> int:
         elif isinstance(role, Kept):
             mask: Mask = getattr(message, role.where)
             for key, tensor in getattr(message, name).items():
-                values += int(mask[key].count_nonzero()) if key in mask else tensor.numel()
+                kept = mask[key].expand_as(tensor) if key in mask else None
+                values += tensor.numel() if kept is None else int(kept.count_nonzero())
     return 4 * values
 
 

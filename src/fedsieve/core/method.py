@@ -54,6 +54,10 @@ class Batches(Protocol):
     def epochs(self) -> int:
         """Passes over the data in one round of local work."""
 
+    @property
+    def steps(self) -> int:
+        """Mini-batches in one round of local work."""
+
     def epoch(self, key: Key) -> Iterator[Batch]:
         """One pass in an order drawn from `key`."""
 
@@ -90,6 +94,9 @@ class Task(Protocol):
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Outputs (logits or values) in evaluation mode."""
+
+    def probe(self, params: Params) -> Params:
+        """What each linear and convolution layer reads, by its weight, for an example of zeros."""
 
     def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Sums from which `score` and the loss follow; tallies of disjoint sets add up."""
@@ -133,7 +140,7 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     """Base of all methods: the six functions, and defaults for what most methods leave alone."""
 
     task: Task
-    personal: ClassVar[bool] = False  # deploy(server, state) differs from client to client
+    personal: bool = False  # deploy(server, state) differs from client to client
     pools_data: ClassVar[bool] = False  # trains one pseudo-client that holds all shards together
 
     @abstractmethod
@@ -186,12 +193,16 @@ AnyMethod: TypeAlias = Method[Any, Any, Any, Any]
 
 
 def message_types(method: AnyMethod) -> tuple[type, type]:
-    """The classes of Down and Up, as declared in `class X(Method[Server, State, Down, Up])`."""
+    """The classes of Down and Up, as declared in `class X(Method[Server, State, Down, Up])`.
+
+    A family of methods may stand in the place of Method, with these four first.
+    """
     for cls in type(method).__mro__:
         for base in cls.__dict__.get("__orig_bases__", ()):
-            if get_origin(base) is Method:
-                down, up = get_args(base)[2:]
-                return down, up
+            origin, kinds = get_origin(base), get_args(base)
+            is_method = isinstance(origin, type) and issubclass(origin, Method)
+            if is_method and not any(isinstance(kind, TypeVar) for kind in kinds):
+                return kinds[2], kinds[3]
     raise TypeError(
         f"{type(method).__qualname__} does not name its messages: "
         "declare it as a subclass of Method[Server, State, Down, Up]."

@@ -2,28 +2,41 @@
 
 Federated averaging is hard EM (specification fedsparse, section 1): the client's E-step minimises
 its loss plus `penalty` = -log p(phi | W), the server's M-step maximises mean_s log p(phi_s | W),
-in closed form (`m_step`) or by one optimiser step on `pseudo_gradient`.
+in closed form (`m_step`) or by one optimiser step on `pseudo_gradient`. The prior with gates has
+a file of its own, `spike_and_slab`.
 
-Scale: coefficients are per *mean* mini-batch loss, as in FedProx and FedSparse practice.
+Scale: coefficients are per *mean* mini-batch loss, as in FedProx and FedSparse practice; that of
+the mixture is per summed loss.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedsieve.core import tree
+from fedsieve.core.keys import Key
 from fedsieve.core.message import Params
 from fedsieve.core.options import in_range
 
+Local_contra = TypeVar("Local_contra", contravariant=True)
+Centre_contra = TypeVar("Centre_contra", contravariant=True)
 
-class Prior(Protocol):
-    """What the shared client loop and round ask of a prior."""
 
-    def penalty(self, local: Params, centre: Params) -> Tensor | None:
+class Prior(Protocol[Local_contra, Centre_contra]):
+    """What the shared client loop asks of a prior: `local` is phi, `centre` stands for W."""
+
+    def effective(self, local: Local_contra, key: Key) -> Params:
+        """The weights used in the forward pass; gates are drawn here."""
+
+    def penalty(self, local: Local_contra, centre: Centre_contra) -> Tensor | None:
         """-log p(local | centre) without constants, differentiable in local; None when it is 0."""
+
+
+class PointPrior(Prior[Params, Params], Protocol):
+    """A prior of plain weights around one centre, with its two M-steps; shares add up to 1."""
 
     def m_step(self, locals_: Sequence[Params], shares: Sequence[float]) -> Params:
         """argmax_W sum_s share_s log p(phi_s | W)."""
@@ -31,11 +44,18 @@ class Prior(Protocol):
     def pseudo_gradient(
         self, centre: Params, locals_: Sequence[Params], shares: Sequence[float]
     ) -> Params:
-        """Direction to descend in W; shares add up to 1."""
+        """Direction to descend in W."""
+
+
+class Plain:
+    """Local parameters are the weights."""
+
+    def effective(self, local: Params, key: Key) -> Params:
+        return local
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Plain):
     """N(W, 1/precision): penalty precision/2 |phi - W|^2, M-step the weighted mean.
 
     With precision 0 (FedAvg) only the truncated local optimiser ties phi to W. The pseudo-gradient
@@ -48,7 +68,7 @@ class Gaussian:
         in_range("precision", self.precision, 0)
 
     def penalty(self, local: Params, centre: Params) -> Tensor | None:
-        return self.precision / 2 * tree.sq_dist(local, centre) if self.precision else None
+        return self.precision / 2 * tree.sq_dist(centre, local) if self.precision else None
 
     def m_step(self, locals_: Sequence[Params], shares: Sequence[float]) -> Params:
         return tree.weighted_mean(zip(locals_, shares, strict=True))
@@ -56,11 +76,13 @@ class Gaussian:
     def pseudo_gradient(
         self, centre: Params, locals_: Sequence[Params], shares: Sequence[float]
     ) -> Params:
-        return tree.subtract(centre, self.m_step(locals_, shares))
+        # Differences first: where no client moved it is exactly 0, which Adam does not magnify.
+        moved = (tree.subtract(centre, local) for local in locals_)
+        return tree.weighted_mean(zip(moved, shares, strict=True))
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Plain):
     """Laplace(W, b) with 1/b = tie: penalty tie * |phi - W|_1, M-step the weighted median."""
 
     tie: float = 0.0
@@ -69,7 +91,7 @@ class Laplace:
         in_range("tie", self.tie, 0)
 
     def penalty(self, local: Params, centre: Params) -> Tensor | None:
-        return self.tie * tree.l1_dist(local, centre) if self.tie else None
+        return self.tie * tree.l1_dist(centre, local) if self.tie else None
 
     def m_step(self, locals_: Sequence[Params], shares: Sequence[float]) -> Params:
         weights = torch.tensor(shares, dtype=torch.float64)
@@ -83,6 +105,40 @@ class Laplace:
     ) -> Params:
         signs = [{n: torch.sign(c - local[n]) for n, c in centre.items()} for local in locals_]
         return tree.weighted_mean(zip(signs, shares, strict=True))
+
+
+class Components(NamedTuple):
+    """Centres of a mixture and their log shares, as a client with so many examples sees them."""
+
+    centres: list[Params]
+    log_shares: Tensor
+    examples: int = 1
+    nearest: int = 0  # most responsible for the client's data
+
+
+@dataclass(frozen=True)
+class Mixture(Plain):
+    """sum_k pi_k N(W_k, 1/precision): penalty -log p / examples, M-step by responsibilities."""
+
+    precision: float = 1.0
+
+    def __post_init__(self) -> None:
+        in_range("precision", self.precision, 0, above=True)
+
+    def penalty(self, local: Params, centre: Components) -> Tensor:
+        return -torch.logsumexp(self.log_joint(local, centre), 0) / centre.examples
+
+    def responsibility(
+        self, locals_: Sequence[Params], centre: Components, shares: Sequence[float]
+    ) -> Tensor:
+        """(clients, components): r_sk times the client's weight, which is 1 on average."""
+        joint = torch.stack([self.log_joint(local, centre) for local in locals_])
+        return len(locals_) * torch.tensor(shares)[:, None] * joint.softmax(dim=1)
+
+    def log_joint(self, local: Params, centre: Components) -> Tensor:
+        """Log pi_k + log N(phi; W_k, 1/precision) without the constant."""
+        distances = torch.stack([tree.sq_dist(one, local) for one in centre.centres])
+        return centre.log_shares - self.precision / 2 * distances
 
 
 def weighted_median(values: Tensor, weights: Tensor) -> Tensor:

@@ -148,6 +148,15 @@ class ClientBatches:
     def epochs(self) -> int:
         return self.federation.epochs
 
+    @property
+    def steps(self) -> int:
+        """Mini-batches in one round of local work."""
+        if self.federation.steps:
+            return self.federation.steps
+        whole, rest = divmod(self.examples, self.federation.batch_size)
+        is_cut = rest == 0 or (whole > 0 and self.federation.drop_last)
+        return self.epochs * (whole if is_cut else whole + 1)
+
     def epoch(self, key: Key) -> Iterator[Batch]:
         """One pass in an order drawn from `key`."""
         return self._pass(key, self.examples)

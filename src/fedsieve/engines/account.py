@@ -59,6 +59,8 @@ def account(
         global_accuracy=scores.global_accuracy,
         local_accuracy=scores.local_accuracy,
         loss=scores.loss,
+        deployed_values=scores.deployed.values if scores.deployed else None,
+        deployed_macs=scores.deployed.macs if scores.deployed else None,
     )
     if not scores.client_accuracy:
         return row, None

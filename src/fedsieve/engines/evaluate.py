@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedsieve.core.cut import smallest
 from fedsieve.core.errors import RoundError
 from fedsieve.core.method import AnyMethod
 from fedsieve.data.federation import Federation
@@ -24,6 +25,7 @@ from fedsieve.engines.site import (
     shares_of,
 )
 from fedsieve.engines.store import ClientStore
+from fedsieve.ledger.flops import Size, size
 
 log = logging.getLogger("fedsieve")
 Shares = dict[str, Share]
@@ -35,8 +37,9 @@ class Scores(NamedTuple):
     global_accuracy: float | None
     local_accuracy: float | None
     loss: float | None
-    client_accuracy: list[float] = []  # noqa: RUF012 - never changed
+    client_accuracy: list[float] = []  # noqa: RUF012 - never changed; nan: no model, or no answer
     shares: dict[int, Shares] = {}  # noqa: RUF012 - the same; of personal models, by client
+    deployed: Size | None = None  # of the global model when it is cut
 
 
 class _Found(NamedTuple):
@@ -83,6 +86,7 @@ def evaluate(
         loss=task.mean_loss(whole),
         client_accuracy=[scores.get(shard, float("nan")) for shard in shards],
         shares=own.shares,
+        deployed=_deployed(method, server),
     )
 
 
@@ -93,14 +97,22 @@ def shares_of_cohort(
     scores: Scores,
     execute: Executor,
 ) -> list[Shares]:
-    """Of the maskable tensors of the deployed model, or of the cohort's personal ones."""
-    if not method.personal:
-        model = method.deploy(server, ())
+    """Of the maskable tensors of the global model; without one, of the cohort's own."""
+    model = method.deploy(server, ())
+    if model is not None or not method.personal:
         return [] if model is None else [shares_of(model, method.task.graph.maskable)]
     missing = [client for client in states if client not in scores.shares]
     found = _ask((EvaluateOwn(c, server, states[c], ()) for c in missing), execute).shares
     known = scores.shares | found
     return [known[client] for client in states if known.get(client)]
+
+
+def _deployed(method: AnyMethod, server: Any) -> Size | None:
+    """The size of the global model when it is cut; None for an ensemble."""
+    model, graph = method.deploy(server, ()), method.task.graph
+    if model is None or any(model[x.weight].shape != x.shape for x in graph.layers):
+        return None
+    return size(graph, smallest(method.task, model))
 
 
 _PIECES = 8  # enough to keep a few workers busy to the end

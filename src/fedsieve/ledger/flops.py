@@ -43,6 +43,19 @@ def flops(graph: LayerGraph, processed: int, mask: Mask | None) -> Flops:
     return Flops(dense, passes * ideal, passes * realisable)
 
 
+class Size(NamedTuple):
+    """Of a model: values of all its tensors, and MACs of one forward pass of one example."""
+
+    values: int
+    macs: int
+
+
+def size(graph: LayerGraph, params: Params) -> Size:
+    """The size of a model of this graph whose tensors may have been cut down."""
+    macs = sum(x.macs // math.prod(x.shape) * params[x.weight].numel() for x in graph.layers)
+    return Size(sum(value.numel() for value in params.values()), macs)
+
+
 def density(params: Params, graph: LayerGraph) -> float:
     """The share of non-zeros in all tensors that a mask may cover."""
     weights = [params[name] for name in graph.maskable]

@@ -1,5 +1,7 @@
 """The result record: one row per round, and the summary of a run."""
 
+from typing import Any
+
 import msgspec
 
 
@@ -22,6 +24,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     global_accuracy: float | None = None
     local_accuracy: float | None = None
     loss: float | None = None
+    deployed_values: int | None = None  # of the global model, with all cut out that can be
+    deployed_macs: int | None = None  # of one forward pass of it
     spare: int = 0  # invited beyond the cohort
     lost: list[int] = []  # clients that failed
     late: list[int] = []  # invited, and not waited for
@@ -65,10 +69,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     model_hash: str
     versions: dict[str, str]
+    deployed_values: int | None = None
+    deployed_macs: int | None = None
 
 
-def last(rows: list[Row], name: str) -> float | None:
-    """The newest value of an evaluation field."""
+def last(rows: list[Row], name: str) -> Any:
+    """The newest value of an evaluation field, or None."""
     return next((v for row in reversed(rows) if (v := getattr(row, name)) is not None), None)
 
 

@@ -3,21 +3,25 @@
 from fedsieve.methods import (
     central,
     fedavg,
+    feddrop,
     fediter_ht,
     fedmedian,
     fedmix,
     fedopt,
     fedprox,
+    fedsparse,
     local_only,
 )
 
 __all__ = [
     "central",
     "fedavg",
+    "feddrop",
     "fediter_ht",
     "fedmedian",
     "fedmix",
     "fedopt",
     "fedprox",
+    "fedsparse",
     "local_only",
 ]

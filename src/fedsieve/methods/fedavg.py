@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from fedsieve.core.method import register
 from fedsieve.core.priors import Gaussian
-from fedsieve.methods.em import HardEM
+from fedsieve.methods.em import PointEM
 
 
 @register("fedavg")
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(HardEM):
+class FedAvg(PointEM):
     """Federated averaging."""
 
     @property

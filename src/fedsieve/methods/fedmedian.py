@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
 from fedsieve.core.priors import Laplace
-from fedsieve.methods.em import HardEM
+from fedsieve.methods.em import PointEM
 
 
 @register("fedmedian")
 @dataclass(frozen=True, kw_only=True)
-class FedMedian(HardEM):
+class FedMedian(PointEM):
     """Coordinate-wise weighted median of local models."""
 
     tie: float = 0.0  # 1/b: weight of |w - w_server|_1 beside the mean loss

@@ -4,22 +4,24 @@ Paper    "Federated averaging as expectation-maximization", 2020 (specification 
          section 1, fourth row).
 Symbols  W_k -> server.components[k]   pi_k -> shares   lam -> precision   r_sk -> responsibility
 Differs  pi_k is smoothed by `pseudo_count` clients per component: a component that one small
-         cohort passes by could otherwise never return.
+         cohort passes by could otherwise never return. Statistics of normalisation layers are
+         averaged in each component.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedsieve.core import local, tree
+from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Exact, Params
-from fedsieve.core.method import Batch, Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import SGD, Constant, Optimiser, Schedule
+from fedsieve.core.method import Batches, register
 from fedsieve.core.options import in_range
+from fedsieve.core.priors import Components, Mixture
+from fedsieve.methods.em import Begun, HardEM, Up
 
 SHARES = "mixture.shares"
 
@@ -40,31 +42,26 @@ class Down(NamedTuple):
     rounds: Count
 
 
-class Up(NamedTuple):
-    weights: Dense
-    examples: Count
-
-
 @register("fedmix")
 @dataclass(frozen=True, kw_only=True)
-class FedMix(Method[Server, State, Down, Up]):
+class FedMix(HardEM[Server, State, Down, Up, Params, Components]):
     """Clusters of clients as components of a mixture prior."""
 
-    task: Task
-    personal: ClassVar[bool] = True
     components: int = 2  # K
     precision: float = 1.0  # lam: -log p is per summed loss, so it counts lam / n_k beside the mean
     pseudo_count: float = 1.0  # clients added to each component when shares are estimated
-    lr: float = 0.1  # client learning rate
-    schedule: Schedule = Constant()  # of the client learning rate, over rounds
-    optimiser: Optimiser = SGD()  # of the client; fresh in every round
     weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
+    personal: bool = True  # local accuracy is that of the component a client last started from
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         in_range("fedmix: components", self.components, 1)
         in_range("fedmix: precision", self.precision, 0, above=True)
         in_range("fedmix: pseudo_count", self.pseudo_count, 0)
-        in_range("fedmix: lr", self.lr, 0, above=True)
+
+    @property
+    def prior(self) -> Mixture:
+        return Mixture(self.precision)
 
     def init_server(self, key: Key) -> Server:
         starts = [self.task.init_params(fold(key, "weights", k)) for k in range(self.components)]
@@ -77,43 +74,28 @@ class FedMix(Method[Server, State, Down, Up]):
     def broadcast(self, server: Server, client: int, key: Key) -> Down:
         return Down(server.components, {SHARES: server.shares}, server.rounds)
 
-    def client_update(
-        self, down: Down, state: State, data: Batches, key: Key
-    ) -> tuple[Up, State, Metrics]:
-        centres = tree.unstack(down.components)
-        log_shares = down.shares[SHARES].log()
-        losses = torch.stack([self._summed_loss(centre, data) for centre in centres])
-        component = int((log_shares - losses).argmax())  # most responsible for the client's data
+    def begin(self, down: Down, data: Batches) -> Begun[Params, Components]:
+        starts, log_shares = tree.unstack(down.components), down.shares[SHARES].log()
+        losses = torch.stack([self._summed_loss(start, data) for start in starts])
+        nearest = int((log_shares - losses).argmax())
+        centres = [self.trainable(start) for start in starts]
+        centre = Components(centres, log_shares, data.examples, nearest)
+        return Begun(starts[nearest], centre, self.optimiser, self.rate(down))
 
-        def objective(weights: Params, batch: Batch, key: Key) -> Tensor:
-            log_prior = torch.logsumexp(self._log_joint(weights, centres, log_shares), 0)
-            return self.task.loss(weights, batch, key) - log_prior / data.examples
+    def finish(
+        self, begun: Begun[Params, Components], found: Params, data: Batches, key: Key
+    ) -> tuple[Up, State]:
+        return Up(found, data.examples), State(begun.centre.nearest)
 
-        trained = local.train(
-            objective,
-            centres[component],
-            data.work(key),
-            self.optimiser,
-            lr=self.lr * self.schedule.factor(down.rounds),
-            key=key,
-            fixed=self.task.buffers,
-        )
-        metrics = Metrics(trained.processed, {"train_loss": trained.loss})
-        return Up(trained.params, data.examples), State(component), metrics
-
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
-        centres = tree.unstack(server.components)
-        log_shares = server.shares.log()
-        counts = [r.examples if self.weighting == "samples" else 1 for r in replies]
-        weights = torch.tensor([len(replies) * c / sum(counts) for c in counts])
-        joint = torch.stack([self._log_joint(r.weights, centres, log_shares) for r in replies])
-        responsibility = weights[:, None] * joint.softmax(dim=1)
+    def m_step(self, server: Server, replies: Sequence[Up], shares: Sequence[float]) -> Server:
+        before = tree.unstack(server.components)
+        centre = Components([self.trainable(one) for one in before], server.shares.log())
+        responsibility = self.prior.responsibility([r.weights for r in replies], centre, shares)
         moved = [
-            self._mean(replies, responsibility[:, k].tolist(), centre)
-            for k, centre in enumerate(centres)
+            self._mean(replies, responsibility[:, k].tolist(), one) for k, one in enumerate(before)
         ]
-        shares = responsibility.sum(0) + self.pseudo_count
-        return Server(tree.stack(moved), shares / shares.sum(), server.rounds + 1)
+        clients = responsibility.sum(0) + self.pseudo_count
+        return Server(tree.stack(moved), clients / clients.sum(), server.rounds + 1)
 
     def deploy(self, server: Server, state: State | tuple[()]) -> Params:
         if isinstance(state, State):
@@ -132,12 +114,6 @@ class FedMix(Method[Server, State, Down, Up]):
         if self.task.kind == "labels":
             return torch.logit((outputs.sigmoid() * shares).sum(0))
         return (outputs * shares).sum(0)
-
-    def _log_joint(self, weights: Params, centres: list[Params], log_shares: Tensor) -> Tensor:
-        """Log pi_k + log N(phi; W_k, 1/lam) without the constant, over trainable tensors."""
-        trainable = {n: v for n, v in weights.items() if n not in self.task.buffers}
-        distances = torch.stack([tree.sq_dist(trainable, centre) for centre in centres])
-        return log_shares - self.precision / 2 * distances
 
     def _mean(self, replies: Sequence[Up], shares: list[float], before: Params) -> Params:
         if not sum(shares):

@@ -16,12 +16,12 @@ from fedsieve.core.method import register
 from fedsieve.core.optimisers import Adam, Moments, Optimiser, init_moments, update
 from fedsieve.core.options import in_range
 from fedsieve.core.priors import Gaussian
-from fedsieve.methods.em import HardEM, Server
+from fedsieve.methods.em import PointEM, Server
 
 
 @register("fedopt")
 @dataclass(frozen=True, kw_only=True)
-class FedOpt(HardEM):
+class FedOpt(PointEM):
     """Federated averaging with an optimiser on the server."""
 
     server_optimiser: Optimiser = Adam()  # sgd(momentum=0.9), adam, adagrad, yogi or adamax
@@ -40,12 +40,12 @@ class FedOpt(HardEM):
     def init_server(self, key: Key) -> Server:
         server = super().init_server(key)
         return server._replace(
-            moments=init_moments(self.server_optimiser, self._trainable(server.weights))
+            moments=init_moments(self.server_optimiser, self.trainable(server.weights))
         )
 
-    def m_step(
+    def move(
         self, server: Server, locals_: Sequence[Params], shares: Sequence[float]
     ) -> tuple[Params, Moments]:
-        centre = self._trainable(server.weights)
+        centre = self.trainable(server.weights)
         gradient = self.prior.pseudo_gradient(centre, locals_, shares)
         return update(self.server_optimiser, centre, gradient, server.moments, self.server_lr)

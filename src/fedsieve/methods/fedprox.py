@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
 from fedsieve.core.priors import Gaussian
-from fedsieve.methods.em import HardEM
+from fedsieve.methods.em import PointEM
 
 
 @register("fedprox")
 @dataclass(frozen=True, kw_only=True)
-class FedProx(HardEM):
+class FedProx(PointEM):
     """Federated averaging with a proximal term."""
 
     proximal: float = 0.01  # mu: weight of |w - w_server|^2 / 2 beside the mean loss

@@ -7,7 +7,7 @@ Differs  all clients start from one common initial model, as in every other meth
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from fedsieve.core import local
 from fedsieve.core.keys import Key, fold
@@ -33,7 +33,7 @@ class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
     """Each client for itself."""
 
     task: Task
-    personal: ClassVar[bool] = True
+    personal = True
     lr: float = 0.1  # learning rate
     schedule: Schedule = Constant()  # of the learning rate, over the client's own rounds
     optimiser: Optimiser = SGD()  # its moments live on over rounds

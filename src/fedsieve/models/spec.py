@@ -1,12 +1,13 @@
 """The layer graph of a module, from a symbolic trace and the shapes of an example of zeros."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from fedsieve.core.errors import ModelError
-from fedsieve.core.graph import LayerGraph
+from fedsieve.core.graph import Layer, LayerGraph
 from fedsieve.models.lstm import StackedLstm
 from fedsieve.models.walk import EXAMPLES, Walk
 
@@ -32,7 +33,17 @@ def trace(
     finally:
         for m, is_training in modes.items():
             m.training = is_training
-    return walk.finish()
+    graph = walk.finish()
+    layers = (replace(layer, is_padded=_is_padded(module, layer)) for layer in graph.layers)
+    return replace(graph, layers=tuple(layers))
+
+
+def _is_padded(module: nn.Module, layer: Layer) -> bool:
+    """Whether a convolution reads a border of zeros."""
+    if layer.kind not in {"conv", "depthwise"}:
+        return False
+    padding = module.get_submodule(layer.name).padding
+    return padding == "same" or (isinstance(padding, tuple) and any(padding))
 
 
 class _Tracer(fx.Tracer):

@@ -52,8 +52,9 @@ class ModelTask(Task):
         self._graph = trace(self._module, input_shape, is_tokens=is_tokens)
         self._slots = _slots(self._module)
         self._buffers = frozenset(s.name for s in self._slots if s.is_buffer)
-        example = torch.zeros(2, *input_shape, dtype=torch.long if is_tokens else torch.float32)
-        self._is_random = self._draws_noise(example)
+        kind_of_input = torch.long if is_tokens else torch.float32
+        self._example = torch.zeros(2, *input_shape, dtype=kind_of_input)
+        self._is_random = self._draws_noise(self._example)
 
     @property
     def kind(self) -> Kind:
@@ -88,6 +89,22 @@ class ModelTask(Task):
     def predict(self, params: Params, x: Tensor) -> Tensor:
         with torch.no_grad():
             return self._forward(params, x, training=False)
+
+    def probe(self, params: Params) -> Params:
+        found: Params = {}
+        hooks = [
+            self._module.get_submodule(layer.name).register_forward_pre_hook(
+                lambda _, inputs, weight=layer.weight: found.update({weight: inputs[0]})
+            )
+            for layer in self._graph.layers
+            if layer.kind in {"linear", "conv"}
+        ]
+        try:
+            self.predict(params, self._example)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
 
     def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self._objective.tally(outputs, y)

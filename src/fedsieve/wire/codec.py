@@ -259,11 +259,16 @@ def _value_blocks(part: Part, values: Params, mask: Mask, coding: Coding) -> lis
 def _kept(tensor: Tensor, mask: Tensor | None) -> Array:
     # Places first: several times faster than a boolean index, in numpy as in torch.
     array = tensor.detach().numpy().reshape(-1)
-    return array if mask is None else array.take(np.flatnonzero(mask.numpy()))
+    return array if mask is None else array.take(np.flatnonzero(_spread(mask, tensor.shape)))
+
+
+def _spread(mask: Tensor, shape: tuple[int, ...]) -> Bools:
+    """A mask over the places of a tensor; along an axis of length 1 all share one bit."""
+    return mask.expand(shape).numpy().reshape(-1)
 
 
 def _sent(entry: Entry, mask: Tensor | None) -> int:
-    return entry.count if mask is None else int(mask.count_nonzero())
+    return entry.count if mask is None else int(mask.expand(entry.shape).count_nonzero())
 
 
 def _raw_values(entry: Entry, block: memoryview, size: int) -> Array:
@@ -276,7 +281,7 @@ def _raw_values(entry: Entry, block: memoryview, size: int) -> Array:
 
 def _placed(entry: Entry, values: Array, mask: Tensor | None) -> Tensor:
     if mask is not None:
-        full, is_kept, at = np.zeros(entry.count, values.dtype), mask.numpy().reshape(-1), 0
+        full, is_kept, at = np.zeros(entry.count, values.dtype), _spread(mask, entry.shape), 0
         for start in range(0, entry.count, _CHUNK):  # places of all at once would take 8 bytes each
             places = np.flatnonzero(is_kept[start : start + _CHUNK])
             full[start : start + _CHUNK][places] = values[at : at + places.size]

@@ -139,7 +139,8 @@ def _mask_of(part: Part, message: Any, name: str) -> Bools | None:
     if not part.role.startswith("kept:"):
         return None
     mask = getattr(message, part.role.split(":", 1)[1])
-    return mask[name].numpy() if name in mask else None
+    tensor = getattr(message, part.name)[name]
+    return mask[name].expand_as(tensor).numpy() if name in mask else None
 
 
 def _unpacked(frame: Frame) -> dict[Hash, Bools]:

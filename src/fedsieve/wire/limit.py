@@ -48,7 +48,7 @@ def message_bytes(message: Any, precision: Precision = "fp32") -> float:
             case Whole() | Kept():
                 mask = getattr(message, role.where) if isinstance(role, Kept) else {}
                 arrays = [
-                    t.numpy()[mask[n].numpy()] if n in mask else t.numpy().reshape(-1)
+                    t[mask[n].expand_as(t)].numpy() if n in mask else t.numpy().reshape(-1)
                     for n, t in value.items()
                 ]
                 floats = [a for a in arrays if a.dtype == np.float32]

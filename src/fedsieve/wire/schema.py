@@ -148,8 +148,13 @@ def _check(schema: Schema) -> None:
                 raise WireError(f"{place} has an impossible shape {entry.shape}.")
             if part.role == "bits" and entry.dtype != "b1":
                 raise WireError(f"{place} is a mask of type {entry.dtype!r}, expected 'b1' (bool).")
-            if mask.get(entry.name, entry.shape) != entry.shape:
+            if not _covers(mask.get(entry.name, entry.shape), entry.shape):
                 raise WireError(f"{place}: mask of {mask[entry.name]} for {entry.shape}.")
+
+
+def _covers(mask: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a mask has the axes of a tensor, each of its length or of length 1."""
+    return len(mask) == len(shape) and all(m in {1, n} for m, n in zip(mask, shape, strict=True))
 
 
 def _part(message: Any, name: str, role: Role) -> Part:

@@ -1,0 +1,166 @@
+"""FedDrop: every client trains a submodel of its own, cut out of the server's by dropping units.
+
+Paper    Caldas et al., "Expanding the Reach of Federated Learning by Reducing Client Resource
+         Requirements", 2018; as a baseline of FedSparse (specification fedsparse, sections 1, 5).
+Symbols  1 - p -> share of a layer's units that a submodel keeps   z -> units, fixed by a key
+Differs  exactly round(p n) of n units are dropped, so that all submodels have one shape. Inputs
+         and outputs are kept: the 1 % of the FedSparse paper is less than one unit of up to 49.
+         Activations are scaled by 1 / (1 - p) in training. The server takes an optimiser step on
+         the mean over the clients that held a coordinate; sgd with server_lr=1 is the mean itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsieve.core import keys, tree
+from fedsieve.core.cut import compact, restore
+from fedsieve.core.errors import ConfigError
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Count, Dense, Mask, Params
+from fedsieve.core.method import Batches, register
+from fedsieve.core.optimisers import Adam, Moments, Optimiser, init_moments, update
+from fedsieve.core.options import in_range
+from fedsieve.methods.em import Begun, HardEM, Memory, Own
+
+
+class Server(NamedTuple):
+    weights: Params
+    moments: Moments
+    rounds: int
+
+
+class Down(NamedTuple):
+    weights: Dense  # of the submodel
+    units: Count  # the key of the units it has
+    rounds: Count
+
+
+class Up(NamedTuple):
+    weights: Dense
+    units: Count
+    examples: Count
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Fixed gates: weights that read a thinned layer count for those dropped beside them."""
+
+    scale: dict[str, float]
+
+    def effective(self, local: Params, key: Key) -> Params:
+        return {n: w * self.scale[n] if n in self.scale else w for n, w in local.items()}
+
+    def penalty(self, local: Params, centre: int) -> Tensor | None:
+        return None
+
+
+@register("feddrop")
+@dataclass(frozen=True, kw_only=True)
+class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
+    """Federated dropout of units; submodels are sent small and trained small."""
+
+    conv_drop: float = 0.1  # share of a convolution's filters that a submodel lacks
+    fc_drop: float = 0.5  # share of a linear layer's units that a submodel lacks
+    lr: float = 0.05  # client learning rate
+    server_optimiser: Optimiser = Adam()
+    server_lr: float = 1e-3
+    weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("feddrop: conv_drop", self.conv_drop, 0, 1, below=True)
+        in_range("feddrop: fc_drop", self.fc_drop, 0, 1, below=True)
+        in_range("feddrop: server_lr", self.server_lr, 0, above=True)
+        if not self._sizes:
+            raise ConfigError(
+                "feddrop: no layer of this model has units that can be cut out (GroupNorm and "
+                "LayerNorm tie them together). Use a model without these, or fedsparse."
+            )
+
+    @property
+    def prior(self) -> Dropped:
+        space = self.task.graph.space
+        return Dropped(
+            {
+                x.weight: space[x.source].size / self._sizes[x.source]
+                for x in self.task.graph.layers
+                if x.source in self._sizes
+            }
+        )
+
+    def init_server(self, key: Key) -> Server:
+        weights = self.task.init_params(fold(key, "weights"))
+        return Server(weights, init_moments(self.server_optimiser, self.trainable(weights)), 0)
+
+    def init_client(self, client: int, key: Key) -> Memory:
+        return self.remember({})
+
+    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+        units = keys.torch_seed(fold(key, "units", client))
+        small = compact(self.task.graph, server.weights, self._held(units))
+        return Down(small, units, server.rounds)
+
+    def begin(self, down: Down, data: Batches) -> Begun[Params, int]:
+        whole = {x.weight: torch.zeros(x.shape, dtype=torch.bool) for x in self.task.graph.layers}
+        ones = {n: torch.ones_like(down.weights[n], dtype=torch.bool) for n in whole}
+        mask = restore(self.task.graph, ones, self._held(down.units), whole)
+        return Begun(down.weights, down.units, self.optimiser, self.rate(down), mask)
+
+    def finish(
+        self, begun: Begun[Params, int], found: Params, data: Batches, key: Key
+    ) -> tuple[Up, Memory]:
+        own = self.remember(self.prior.effective(found, key))
+        return Up(found, begun.centre, data.examples), own
+
+    def m_step(self, server: Server, replies: Sequence[Up], shares: Sequence[float]) -> Server:
+        nothing = {n: torch.zeros_like(w) for n, w in server.weights.items()}
+        moved, held = tree.clone((nothing, nothing))
+        for reply, share in zip(replies, shares, strict=True):
+            alive = self._held(reply.units)
+            own = restore(self.task.graph, reply.weights, alive, server.weights)
+            ones = {n: torch.ones_like(w) for n, w in reply.weights.items()}
+            counted = restore(self.task.graph, ones, alive, nothing)
+            for name, weight in server.weights.items():
+                moved[name] += share * (weight - own[name])
+                held[name] += share * counted[name]
+        gradient = {n: m / held[n].where(held[n] > 0, 1) for n, m in moved.items()}
+        weights, moments = update(
+            self.server_optimiser,
+            self.trainable(server.weights),
+            self.trainable(gradient),
+            server.moments,
+            self.server_lr,
+        )
+        statistics = {n: server.weights[n] - gradient[n] for n in sorted(self.task.buffers)}
+        return Server(weights | statistics, moments, server.rounds + 1)
+
+    def deploy(self, server: Server, state: Memory) -> Params | None:
+        return (state.weights or None) if isinstance(state, Own) else server.weights
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Units that a submodel keeps of each space it can be cut from."""
+        graph = self.task.graph
+        fixed = {x.target for x in graph.layers if x.kind == "depthwise"}
+        rates = {
+            x.target: self.conv_drop if x.kind == "conv" else self.fc_drop for x in graph.layers
+        }
+        return {
+            s.name: s.size - round(rates[s.name] * s.size)
+            for s in graph.spaces
+            if s.is_cuttable and s.name not in fixed
+        }
+
+    def _held(self, units: int) -> Mask:
+        """The units of a submodel, from the key that both ends know."""
+        held = {s.name: torch.ones(s.size, dtype=torch.bool) for s in self.task.graph.spaces}
+        for name, kept in self._sizes.items():
+            chosen = keys.sample(fold(units, name), len(held[name]), kept)
+            held[name] = torch.zeros_like(held[name])
+            held[name][chosen] = True
+        return held
