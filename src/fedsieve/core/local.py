@@ -10,7 +10,7 @@ from torch.autograd.graph import _engine_run_backward
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.method import Batch
-from fedsieve.core.optimisers import Moments, Optimiser, Tensors, init_moments
+from fedsieve.core.optimisers import Moments, Stepper, Tensors, init_moments
 
 T = TypeVar("T")
 _ONE = torch.ones(())
@@ -29,7 +29,7 @@ class Trained(NamedTuple, Generic[T]):
 class Group(NamedTuple):
     """Tensors that one optimiser moves."""
 
-    optimiser: Optimiser
+    optimiser: Stepper
     lr: float
     moments: Moments
     done: int  # steps before this call
@@ -41,7 +41,7 @@ def train(
     objective: Callable[[T, Batch, Key], Tensor],
     start: T,
     batches: Iterable[Batch],
-    optimiser: Optimiser | Sequence[Optimiser],
+    optimiser: Stepper | Sequence[Stepper],
     *,
     lr: float | Sequence[float],
     key: Key,
@@ -93,6 +93,30 @@ def train(
     )
 
 
+def gradient(
+    objective: Callable[[T, Batch, Key], Tensor],
+    at: T,
+    batch: Batch,
+    *,
+    key: Key,
+    fixed: frozenset[str] = frozenset(),
+) -> tuple[T, float]:
+    """The gradient of `objective(params, batch, key)` with respect to `at`, and the loss.
+
+    Tensors named in `fixed` get their change by the forward pass instead, old - new: a step of rate
+    1 along it makes them what they have become.
+    """
+    own = tree.map_leaves(_working_copy, at)
+    flat = tree.flatten(own)
+    moving = {p: t.requires_grad_() for p, t in flat.items() if p.split("/")[-1] not in fixed}
+    loss = objective(own, batch, key)
+    found = dict(zip(moving, _gradient(loss, tuple(moving.values())), strict=True))
+    before = tree.flatten(at)
+    grads = [found[p] if p in found else before[p] - flat[p] for p in flat]
+    filled = iter(grads)
+    return tree.map_leaves(lambda _: next(filled).contiguous(), at), loss.item()
+
+
 def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
     """What torch.autograd.grad gives for one scalar loss, without its checks of every argument."""
     keep_graph = create_graph = False
@@ -116,7 +140,7 @@ def _working_copy(value: Tensor) -> Tensor:
 
 def _groups(
     own: Any,
-    optimiser: Optimiser | Sequence[Optimiser],
+    optimiser: Stepper | Sequence[Stepper],
     lr: float | Sequence[float],
     fixed: frozenset[str],
     moments: tuple[Moments, ...],

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsieve.core import keys, options
+from fedsieve.core import keys, masks, options
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.options import in_range
@@ -88,8 +88,7 @@ class Synthetic:
 
     @property
     def _planted(self) -> int:
-        # The nudge keeps 0.29 * 100, a hair below 29 in binary, from losing a weight.
-        return math.floor(self.density * self.features * self._columns + 1e-9)
+        return masks.count_at(self.density, self.features * self._columns)
 
     def _draw_rows(self, key: Key) -> Tensor:
         by_feature = keys.normal(key, (self.features, self.rows + self.test_rows))

@@ -8,6 +8,8 @@ from fedsieve.methods import (
     fedmix,
     fedopt,
     fedprox,
+    flops,
+    flops_pa,
     local_only,
 )
 
@@ -19,5 +21,7 @@ __all__ = [
     "fedmix",
     "fedopt",
     "fedprox",
+    "flops",
+    "flops_pa",
     "local_only",
 ]
