@@ -107,14 +107,18 @@ def gradient(
     1 along it makes them what they have become.
     """
     own = tree.map_leaves(_working_copy, at)
-    flat = tree.flatten(own)
-    moving = {p: t.requires_grad_() for p, t in flat.items() if p.split("/")[-1] not in fixed}
+    moving = _moving(own, fixed)
+    for tensor in moving.values():
+        tensor.requires_grad_()
     loss = objective(own, batch, key)
     found = dict(zip(moving, _gradient(loss, tuple(moving.values())), strict=True))
-    before = tree.flatten(at)
-    grads = [found[p] if p in found else before[p] - flat[p] for p in flat]
-    filled = iter(grads)
-    return tree.map_leaves(lambda _: next(filled).contiguous(), at), loss.item()
+    paths = iter(tree.flatten(own))
+
+    def part(new: Tensor, old: Tensor) -> Tensor:
+        path = next(paths)
+        return (found[path] if path in found else old - new).contiguous()
+
+    return tree.map_leaves(part, own, at), loss.item()
 
 
 def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
@@ -151,16 +155,21 @@ def _groups(
     rates = list(lr) if isinstance(lr, Sequence) else [lr] * len(parts)
     groups = []
     for index, (part, opt, rate) in enumerate(zip(parts, optimisers, rates, strict=True)):
-        moving = {
-            path: leaf
-            for path, leaf in tree.flatten(part).items()
-            if isinstance(leaf, Tensor) and path.split("/")[-1] not in fixed
-        }
+        moving = _moving(part, fixed)
         before = moments[index] if moments else init_moments(opt, moving)
         held = tree.map_leaves(_working_copy, before)
         slots = [[held[f"{slot}/{path}"] for path in moving] for slot in opt.slots]
         groups.append(Group(opt, rate, held, int(held["step"]), list(moving.values()), slots))
     return groups
+
+
+def _moving(part: Any, fixed: frozenset[str]) -> dict[str, Tensor]:
+    """The tensors that get a gradient, by path."""
+    return {
+        path: leaf
+        for path, leaf in tree.flatten(part).items()
+        if isinstance(leaf, Tensor) and path.split("/")[-1] not in fixed
+    }
 
 
 def _clipped(grads: Tensors, limit: float) -> Tensors:

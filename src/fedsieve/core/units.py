@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsieve.core import masks
 from fedsieve.core.errors import ConfigError
-from fedsieve.core.graph import Layer, LayerGraph
+from fedsieve.core.graph import Layer, LayerGraph, Space
 from fedsieve.core.message import Mask, Params
 
 
@@ -127,7 +127,7 @@ def _size(graph: LayerGraph) -> int:
     return sum(weights for _, weights in _layers(graph))
 
 
-def _cuttable(graph: LayerGraph) -> list[Layer]:
+def _cuttable(graph: LayerGraph) -> list[Space]:
     return [s for s in graph.spaces if s.is_cuttable]
 
 

@@ -4,7 +4,8 @@ Rows are N(0, Sigma) with Sigma_ij = c^|i-j|; the truth w holds -1 or +1 at rand
 elsewhere; scores are s = x w + sigma e with sigma set by the signal-to-noise ratio, and
 
     values   y = s              (linear regression)
-    labels   y = 1[s > 0]       (logistic regression; one column for each label)
+    binary   y = 1[s > 0]       (logistic regression)
+    labels   y = 1[s > 0]       (one column for each label)
     classes  y = argmax s       (one column for each class)
 """
 
@@ -28,13 +29,13 @@ class Synthetic:
 
     Attributes:
         task: what is made of the scores, see above.
-        classes: columns of the truth: classes, or labels (1 is logistic regression); values have 1.
+        classes: columns of the truth: classes or labels; values and binary targets have 1.
         density: share of the truth that is not zero.
         snr: variance of x w over that of the noise.
         correlation: c, between neighbouring features.
     """
 
-    task: Literal["values", "labels", "classes"] = "classes"
+    task: Literal["values", "binary", "labels", "classes"] = "classes"
     rows: int = 10000
     test_rows: int = 2000
     features: int = 1000
@@ -84,7 +85,7 @@ class Synthetic:
 
     @property
     def _columns(self) -> int:
-        return 1 if self.task == "values" else self.classes
+        return 1 if self.task in {"values", "binary"} else self.classes
 
     @property
     def _planted(self) -> int:

@@ -63,6 +63,8 @@ def account(
         global_accuracy=scores.global_accuracy,
         local_accuracy=scores.local_accuracy,
         loss=scores.loss,
+        true_discovery=scores.discovery.precision if scores.discovery else None,
+        truth_recall=scores.discovery.recall if scores.discovery else None,
     )
     if not scores.client_accuracy:
         return row, None

@@ -7,10 +7,19 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.errors import RoundError
+from fedsieve.core.graph import LayerGraph
+from fedsieve.core.message import Params
 from fedsieve.core.method import AnyMethod
 from fedsieve.data.federation import Federation
 from fedsieve.engines.site import Evaluate, Executor, Tallies
 from fedsieve.engines.store import ClientStore
+
+
+class Discovery(NamedTuple):
+    """How the support of a linear model compares with a planted truth."""
+
+    precision: float
+    recall: float
 
 
 class Scores(NamedTuple):
@@ -20,6 +29,7 @@ class Scores(NamedTuple):
     local_accuracy: float | None
     loss: float | None
     client_accuracy: list[float] = []  # noqa: RUF012 - never changed
+    discovery: Discovery | None = None
 
 
 def evaluate(
@@ -52,6 +62,25 @@ def evaluate(
         local_accuracy=sum(own_scores) / len(own_scores),
         loss=task.mean_loss(whole),
         client_accuracy=own_scores,
+        discovery=None if model is None else discovery(model, task.graph, federation.dataset.truth),
+    )
+
+
+def discovery(model: Params, graph: LayerGraph, truth: Tensor | None) -> Discovery | None:
+    """Precision (true discovery rate) and recall of the support; None where they mean nothing.
+
+    They need a truth and a model that is one linear map of the same shape. A model without a single
+    weight has made no discovery.
+    """
+    if truth is None or len(graph.maskable) != 1:
+        return None
+    weight = model[graph.maskable[0]]
+    if weight.shape != truth.T.shape:
+        return None
+    found, planted = weight != 0, truth.T != 0
+    common = int((found & planted).count_nonzero())
+    return Discovery(
+        common / max(int(found.count_nonzero()), 1), common / int(planted.count_nonzero())
     )
 
 

@@ -22,6 +22,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     global_accuracy: float | None = None
     local_accuracy: float | None = None
     loss: float | None = None
+    true_discovery: float | None = None  # share of the model's support that the planted truth has
+    truth_recall: float | None = None  # share of the planted truth that the model's support has
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +64,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     model_hash: str
     versions: dict[str, str]
+    true_discovery: float | None = None  # against a planted truth, if the data has one
+    truth_recall: float | None = None
+    values: dict[str, float] = {}  # the method's own figures in the last round
 
 
 def last(rows: list[Row], name: str) -> float | None:

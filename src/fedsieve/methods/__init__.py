@@ -3,6 +3,8 @@
 from fedsieve.methods import (
     central,
     fedavg,
+    fedavg_prune,
+    fedht,
     fediter_ht,
     fedmedian,
     fedmix,
@@ -10,12 +12,15 @@ from fedsieve.methods import (
     fedprox,
     flops,
     flops_pa,
+    flops_pa_central,
     local_only,
 )
 
 __all__ = [
     "central",
     "fedavg",
+    "fedavg_prune",
+    "fedht",
     "fediter_ht",
     "fedmedian",
     "fedmix",
@@ -23,5 +28,6 @@ __all__ = [
     "fedprox",
     "flops",
     "flops_pa",
+    "flops_pa_central",
     "local_only",
 ]

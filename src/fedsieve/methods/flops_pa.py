@@ -108,9 +108,7 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
         kept = self.keep(self.effective(weights, self.closed_form(gate_logits)))
         return self.scale(gate_logits, kept, self.scale_rate)
 
-    def _compress(
-        self, weights: Params, gate_logits: Params
-    ) -> tuple[Mask, Params, Params, float]:
+    def _compress(self, weights: Params, gate_logits: Params) -> tuple[Mask, Params, Params, float]:
         """Mask, effective weights and gates of the m largest, and the mean of the other gates."""
         gates = self.closed_form(gate_logits)
         effective = self.effective(weights, gates)

@@ -124,6 +124,6 @@ class Gated:
         if self.scaling == "additive":
             moved = {n: a + torch.where(kept[n], rate, -rate) for n, a in gate_logits.items()}
         else:
-            moved = {n: a * torch.where(kept[n], 1 + rate, 1 - rate) for n, a in gate_logits.items()}
+            factor = {n: torch.where(k, 1 + rate, 1 - rate) for n, k in kept.items()}
+            moved = {n: a * factor[n] for n, a in gate_logits.items()}
         return self.clamp(moved)
-
