@@ -106,7 +106,7 @@ def _partition_name(config: Config, dataset: Dataset) -> str:
         return config.partition
     if dataset.owners is not None:
         return "natural"
-    return "dirichlet(alpha=0.5)" if dataset.kind == "classes" else "iid"
+    return "dirichlet(alpha=0.5)" if dataset.kind in {"classes", "binary"} else "iid"
 
 
 def _model_choice(config: Config, dataset: Dataset) -> str:

@@ -20,7 +20,7 @@ from fedsieve.engines.store import ClientStore, Receipt
 from fedsieve.job import Job
 from fedsieve.ledger.rows import Row, Summary, best, last
 
-SCORES = {"classes": "accuracy", "labels": "micro-F1", "values": "R2"}
+SCORES = {"classes": "accuracy", "binary": "accuracy", "labels": "micro-F1", "values": "R2"}
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,9 @@ def summarise(
         },
         deployed_values=last(rows, "deployed_values"),
         deployed_macs=last(rows, "deployed_macs"),
+        true_discovery=last(rows, "true_discovery"),
+        truth_recall=last(rows, "truth_recall"),
+        values=rows[-1].values if rows else {},
     )
 
 

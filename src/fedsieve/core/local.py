@@ -10,7 +10,7 @@ from torch.autograd.graph import _engine_run_backward
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.method import Batch
-from fedsieve.core.optimisers import Moments, Optimiser, Tensors, init_moments
+from fedsieve.core.optimisers import Moments, Stepper, Tensors, init_moments
 
 T = TypeVar("T")
 _ONE = torch.ones(())
@@ -29,7 +29,7 @@ class Trained(NamedTuple, Generic[T]):
 class Group(NamedTuple):
     """Tensors that one optimiser moves."""
 
-    optimiser: Optimiser
+    optimiser: Stepper
     lr: float
     moments: Moments
     done: int  # steps before this call
@@ -41,7 +41,7 @@ def train(
     objective: Callable[[T, Batch, Key], Tensor],
     start: T,
     batches: Iterable[Batch],
-    optimiser: Optimiser | Sequence[Optimiser],
+    optimiser: Stepper | Sequence[Stepper],
     *,
     lr: float | Sequence[float],
     key: Key,
@@ -93,6 +93,34 @@ def train(
     )
 
 
+def gradient(
+    objective: Callable[[T, Batch, Key], Tensor],
+    at: T,
+    batch: Batch,
+    *,
+    key: Key,
+    fixed: frozenset[str] = frozenset(),
+) -> tuple[T, float]:
+    """The gradient of `objective(params, batch, key)` with respect to `at`, and the loss.
+
+    Tensors named in `fixed` get their change by the forward pass instead, old - new: a step of rate
+    1 along it makes them what they have become.
+    """
+    own = tree.map_leaves(_working_copy, at)
+    moving = _moving(own, fixed)
+    for tensor in moving.values():
+        tensor.requires_grad_()
+    loss = objective(own, batch, key)
+    found = dict(zip(moving, _gradient(loss, tuple(moving.values())), strict=True))
+    paths = iter(tree.flatten(own))
+
+    def part(new: Tensor, old: Tensor) -> Tensor:
+        path = next(paths)
+        return (found[path] if path in found else old - new).contiguous()
+
+    return tree.map_leaves(part, own, at), loss.item()
+
+
 def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
     """What torch.autograd.grad gives for one scalar loss, without its checks of every argument."""
     keep_graph = create_graph = False
@@ -116,7 +144,7 @@ def _working_copy(value: Tensor) -> Tensor:
 
 def _groups(
     own: Any,
-    optimiser: Optimiser | Sequence[Optimiser],
+    optimiser: Stepper | Sequence[Stepper],
     lr: float | Sequence[float],
     fixed: frozenset[str],
     moments: tuple[Moments, ...],
@@ -127,16 +155,21 @@ def _groups(
     rates = list(lr) if isinstance(lr, Sequence) else [lr] * len(parts)
     groups = []
     for index, (part, opt, rate) in enumerate(zip(parts, optimisers, rates, strict=True)):
-        moving = {
-            path: leaf
-            for path, leaf in tree.flatten(part).items()
-            if isinstance(leaf, Tensor) and path.split("/")[-1] not in fixed
-        }
+        moving = _moving(part, fixed)
         before = moments[index] if moments else init_moments(opt, moving)
         held = tree.map_leaves(_working_copy, before)
         slots = [[held[f"{slot}/{path}"] for path in moving] for slot in opt.slots]
         groups.append(Group(opt, rate, held, int(held["step"]), list(moving.values()), slots))
     return groups
+
+
+def _moving(part: Any, fixed: frozenset[str]) -> dict[str, Tensor]:
+    """The tensors that get a gradient, by path."""
+    return {
+        path: leaf
+        for path, leaf in tree.flatten(part).items()
+        if isinstance(leaf, Tensor) and path.split("/")[-1] not in fixed
+    }
 
 
 def _clipped(grads: Tensors, limit: float) -> Tensors:

@@ -75,8 +75,8 @@ class Task(Protocol):
     """A model with its loss, as pure functions of parameters."""
 
     @property
-    def kind(self) -> Literal["classes", "labels", "values"]:
-        """What is predicted: one class, several labels, or real values."""
+    def kind(self) -> Literal["classes", "binary", "labels", "values"]:
+        """What is predicted: one class of several, yes or no, any labels, or real values."""
 
     @property
     def graph(self) -> LayerGraph:

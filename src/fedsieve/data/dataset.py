@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsieve.core.errors import DataError
 
-Kind: TypeAlias = Literal["classes", "labels", "values"]
+Kind: TypeAlias = Literal["classes", "binary", "labels", "values"]
 Layout: TypeAlias = Literal["images", "rows", "tokens"]
 PerChannel: TypeAlias = float | tuple[float, ...]
 
@@ -36,7 +36,8 @@ class Dataset:
     Attributes:
         x: what is stored: images (N, H, W, C) as uint8 or float32, rows (N, F) as float32, or
             windows of token numbers (N, T) as int64, all below `num_outputs` (the vocabulary).
-        y: int64 classes (N,), float32 labels 0/1 (N, num_outputs), or float32 values (N,).
+        y: int64 classes (N,) or 0/1 (N,) for one binary output, float32 labels 0/1
+            (N, num_outputs), or float32 values (N,).
         scale: the model sees x * scale + shift; one number, or one for each channel.
         owners: the natural client of each training example, if there is one.
         truth: planted weights (F, num_outputs) of synthetic data.
@@ -67,6 +68,11 @@ class Dataset:
             return channels, height, width
         return tuple(self.x.shape[1:])
 
+    @property
+    def num_classes(self) -> int:
+        """Groups by which an example may be dealt: classes, or yes and no."""
+        return 2 if self.kind == "binary" else self.num_outputs
+
     def inputs(self, x: Tensor) -> Tensor:
         """Model inputs for stored examples `x`; images become NCHW in channels-last memory."""
         if self.layout == "tokens":
@@ -82,6 +88,8 @@ class Dataset:
         """Targets for outputs (N, num_outputs) of a planted truth."""
         if self.kind == "classes":
             return scores.argmax(1)
+        if self.kind == "binary":
+            return (scores[:, 0] > 0).to(torch.int64)
         return (scores > 0).to(torch.float32) if self.kind == "labels" else scores[:, 0]
 
     def check(self) -> None:
@@ -143,13 +151,13 @@ class Dataset:
 
     def _check_targets(self, name: str, y: Tensor) -> None:
         shape = (len(y), self.num_outputs) if self.kind == "labels" else (len(y),)
-        dtype = torch.int64 if self.kind == "classes" else torch.float32
+        dtype = torch.int64 if self.kind in {"classes", "binary"} else torch.float32
         if y.dtype != dtype or tuple(y.shape) != shape:
             self._fail(f"{name} of kind {self.kind!r} must be {dtype} {shape}, found {_form(y)}")
         if self.kind == "classes":
             rule = f"classes must lie in 0..{self.num_outputs - 1}"
             self._refuse(name, y, (y < 0) | (y >= self.num_outputs), rule)
-        elif self.kind == "labels":
+        elif self.kind in {"binary", "labels"}:
             self._refuse(name, y, (y != 0) & (y != 1), "labels must be 0 or 1")
         else:
             self._refuse(name, y, ~y.isfinite(), "values must be finite")

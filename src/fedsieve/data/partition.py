@@ -134,8 +134,8 @@ def _class_counts(dataset: Dataset, examples: Tensor) -> tuple[int, ...]:
     if dataset.kind == "values":
         return ()
     targets = dataset.y.index_select(0, examples)
-    if dataset.kind == "classes":
-        counts = targets.bincount(minlength=dataset.num_outputs)
+    if dataset.kind in {"classes", "binary"}:
+        counts = targets.bincount(minlength=dataset.num_classes)
     else:
         counts = targets.sum(0).long()
     return tuple(counts.tolist())

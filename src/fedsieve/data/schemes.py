@@ -68,7 +68,7 @@ class Dirichlet:
 
     def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
         groups, test_groups = _classes(dataset, "dirichlet")
-        sizes = np.bincount(groups, minlength=dataset.num_outputs)
+        sizes = np.bincount(groups, minlength=dataset.num_classes)
         draw = generator(fold(key, "shares"))
         if self.balanced:
             preference = np.zeros((num_clients, len(sizes)))
@@ -170,7 +170,9 @@ class Natural:
         if dataset.owners_test is not None:
             return Cut(owner, _position(chosen, dataset.owners_test.numpy()))
         groups, test_groups = (
-            _classes(dataset, "natural") if dataset.kind == "classes" else _whole_set(dataset)
+            _whole_set(dataset)
+            if dataset.kind in {"labels", "values"}
+            else _classes(dataset, "natural")
         )
         return _follow(owner, groups, test_groups, num_clients, key)
 
@@ -216,7 +218,7 @@ PARTITIONS: tuple[type[Scheme], ...] = (
 
 
 def _classes(dataset: Dataset, scheme: str) -> tuple[Ints, Ints]:
-    if dataset.kind != "classes":
+    if dataset.kind not in {"classes", "binary"}:
         raise DataError(
             f"partition {scheme}: {dataset.name} has targets of kind {dataset.kind!r}, so an "
             "example has no single class to be dealt by. Use iid, quantity or clusters."

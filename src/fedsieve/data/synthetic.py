@@ -4,7 +4,8 @@ Rows are N(0, Sigma) with Sigma_ij = c^|i-j|; the truth w holds -1 or +1 at rand
 elsewhere; scores are s = x w + sigma e with sigma set by the signal-to-noise ratio, and
 
     values   y = s              (linear regression)
-    labels   y = 1[s > 0]       (logistic regression; one column for each label)
+    binary   y = 1[s > 0]       (logistic regression)
+    labels   y = 1[s > 0]       (one column for each label)
     classes  y = argmax s       (one column for each class)
 """
 
@@ -15,7 +16,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsieve.core import keys, options
+from fedsieve.core import keys, masks, options
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.options import in_range
@@ -28,13 +29,13 @@ class Synthetic:
 
     Attributes:
         task: what is made of the scores, see above.
-        classes: columns of the truth: classes, or labels (1 is logistic regression); values have 1.
+        classes: columns of the truth: classes or labels; values and binary targets have 1.
         density: share of the truth that is not zero.
         snr: variance of x w over that of the noise.
         correlation: c, between neighbouring features.
     """
 
-    task: Literal["values", "labels", "classes"] = "classes"
+    task: Literal["values", "binary", "labels", "classes"] = "classes"
     rows: int = 10000
     test_rows: int = 2000
     features: int = 1000
@@ -84,12 +85,11 @@ class Synthetic:
 
     @property
     def _columns(self) -> int:
-        return 1 if self.task == "values" else self.classes
+        return 1 if self.task in {"values", "binary"} else self.classes
 
     @property
     def _planted(self) -> int:
-        # The nudge keeps 0.29 * 100, a hair below 29 in binary, from losing a weight.
-        return math.floor(self.density * self.features * self._columns + 1e-9)
+        return masks.count_at(self.density, self.features * self._columns)
 
     def _draw_rows(self, key: Key) -> Tensor:
         by_feature = keys.normal(key, (self.features, self.rows + self.test_rows))

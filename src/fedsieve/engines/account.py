@@ -61,6 +61,8 @@ def account(
         loss=scores.loss,
         deployed_values=scores.deployed.values if scores.deployed else None,
         deployed_macs=scores.deployed.macs if scores.deployed else None,
+        true_discovery=scores.discovery.precision if scores.discovery else None,
+        truth_recall=scores.discovery.recall if scores.discovery else None,
     )
     if not scores.client_accuracy:
         return row, None

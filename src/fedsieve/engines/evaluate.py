@@ -12,7 +12,9 @@ from torch import Tensor
 
 from fedsieve.core.cut import smallest
 from fedsieve.core.errors import RoundError
-from fedsieve.core.method import AnyMethod
+from fedsieve.core.graph import LayerGraph
+from fedsieve.core.message import Params
+from fedsieve.core.method import AnyMethod, Task
 from fedsieve.data.federation import Federation
 from fedsieve.engines.site import (
     Evaluate,
@@ -31,6 +33,13 @@ log = logging.getLogger("fedsieve")
 Shares = dict[str, Share]
 
 
+class Discovery(NamedTuple):
+    """How the support of a linear model compares with a planted truth."""
+
+    precision: float
+    recall: float
+
+
 class Scores(NamedTuple):
     """`global_accuracy` is None where a method has no global model."""
 
@@ -40,6 +49,7 @@ class Scores(NamedTuple):
     client_accuracy: list[float] = []  # noqa: RUF012 - never changed; nan: no model, or no answer
     shares: dict[int, Shares] = {}  # noqa: RUF012 - the same; of personal models, by client
     deployed: Size | None = None  # of the global model when it is cut
+    discovery: Discovery | None = None  # of the global model
 
 
 class _Found(NamedTuple):
@@ -60,14 +70,13 @@ def evaluate(
     Raises:
         RoundError: no shard could be scored.
     """
-    task = method.task
+    task, model = method.task, method.deploy(server, ())
     shards = range(federation.num_shards)
     common = own = _Found({}, {}, [])
     if federation.is_pooled:
         everything = EvaluateOwn(0, server, store.get(0), tuple(shards))
         common = own = _ask([everything], execute)
     else:
-        model = method.deploy(server, ())
         if model is not None:
             pieces = [tuple(shards[i::_PIECES]) for i in range(_PIECES)]
             common = own = _ask([Evaluate(model, piece) for piece in pieces if piece], execute)
@@ -86,7 +95,26 @@ def evaluate(
         loss=task.mean_loss(whole),
         client_accuracy=[scores.get(shard, float("nan")) for shard in shards],
         shares=own.shares,
-        deployed=_deployed(method, server),
+        deployed=_deployed(task, model),
+        discovery=discovery(model, task.graph, federation.dataset.truth),
+    )
+
+
+def discovery(model: Params | None, graph: LayerGraph, truth: Tensor | None) -> Discovery | None:
+    """Precision (true discovery rate) and recall of the support; None where they mean nothing.
+
+    They need a truth and a model that is one linear map of the same shape. A model without a single
+    weight has made no discovery.
+    """
+    if model is None or truth is None or len(graph.maskable) != 1:
+        return None
+    weight = model[graph.maskable[0]]
+    if weight.shape != truth.T.shape:
+        return None
+    found, planted = weight != 0, truth.T != 0
+    common = int((found & planted).count_nonzero())
+    return Discovery(
+        common / max(int(found.count_nonzero()), 1), common / int(planted.count_nonzero())
     )
 
 
@@ -107,12 +135,11 @@ def shares_of_cohort(
     return [known[client] for client in states if known.get(client)]
 
 
-def _deployed(method: AnyMethod, server: Any) -> Size | None:
+def _deployed(task: Task, model: Params | None) -> Size | None:
     """The size of the global model when it is cut; None for an ensemble."""
-    model, graph = method.deploy(server, ()), method.task.graph
-    if model is None or any(model[x.weight].shape != x.shape for x in graph.layers):
+    if model is None or any(model[x.weight].shape != x.shape for x in task.graph.layers):
         return None
-    return size(graph, smallest(method.task, model))
+    return size(task.graph, smallest(task, model))
 
 
 _PIECES = 8  # enough to keep a few workers busy to the end

@@ -29,6 +29,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spare: int = 0  # invited beyond the cohort
     lost: list[int] = []  # clients that failed
     late: list[int] = []  # invited, and not waited for
+    true_discovery: float | None = None  # share of the model's support that the planted truth has
+    truth_recall: float | None = None  # share of the planted truth that the model's support has
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     deployed_values: int | None = None
     deployed_macs: int | None = None
+    true_discovery: float | None = None  # against a planted truth, if the data has one
+    truth_recall: float | None = None
+    values: dict[str, float] = {}  # the method's own figures in the last round
 
 
 def last(rows: list[Row], name: str) -> Any:

@@ -10,7 +10,7 @@ Differs  deep nets start from the m largest initial weights: 0 is a stationary p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -45,6 +45,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     """Top-m weights after every local step and after every average."""
 
     task: Task
+    thresholds_steps: ClassVar[bool] = True  # after every local step, not only after the average
     target_density: float = 0.1  # rho: share of maskable weights kept
     start: Literal["init", "zero"] = "init"  # the m largest of a usual initialisation, or all 0
     lr: float = 0.01  # client learning rate
@@ -53,8 +54,8 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
 
     def __post_init__(self) -> None:
-        in_range("fediter_ht: target_density", self.target_density, 0, 1, above=True)
-        in_range("fediter_ht: lr", self.lr, 0, above=True)
+        in_range("target_density", self.target_density, 0, 1, above=True)
+        in_range("lr", self.lr, 0, above=True)
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
@@ -80,7 +81,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
             lr=self.lr * self.schedule.factor(down.rounds),
             key=key,
             fixed=self.task.buffers,
-            project=self._threshold,
+            project=self._threshold if self.thresholds_steps else None,
         )
         support = self._support(trained.params)
         metrics = Metrics(trained.processed, {"train_loss": trained.loss}, support)
@@ -98,7 +99,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     def _threshold(self, weights: Params) -> Params:
         """H_m: all but the m largest maskable weights become 0."""
         names = self.task.graph.maskable
-        kept = int(self.target_density * sum(weights[n].numel() for n in names))
+        kept = masks.count_at(self.target_density, sum(weights[n].numel() for n in names))
         return masks.apply(weights, masks.top_k(weights, names, kept))
 
     def _support(self, weights: Params) -> dict[str, torch.Tensor]:

@@ -111,7 +111,7 @@ class FedMix(HardEM[Server, State, Down, Up, Params, Components]):
         shares = deployed[SHARES].view(-1, *[1] * (outputs.dim() - 1))
         if self.task.kind == "classes":
             return torch.logsumexp(outputs.log_softmax(-1) + shares.log(), 0)
-        if self.task.kind == "labels":
+        if self.task.kind in {"binary", "labels"}:
             return torch.logit((outputs.sigmoid() * shares).sum(0))
         return (outputs * shares).sum(0)
 

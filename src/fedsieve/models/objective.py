@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fedsieve.core.errors import DataError
 
-Kind: TypeAlias = Literal["classes", "labels", "values"]
+Kind: TypeAlias = Literal["classes", "binary", "labels", "values"]
 
 
 class Objective(Protocol):
@@ -32,6 +32,30 @@ class Classes:
     def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
         loss = functional.cross_entropy(outputs.double(), y, reduction="sum")
         return _sums((outputs.argmax(-1) == y).sum(), loss, y.shape[0])
+
+    def score(self, tally: Tensor) -> float:
+        return float(tally[0] / tally[2])
+
+    def mean_loss(self, tally: Tensor) -> float:
+        return float(tally[1] / tally[2])
+
+
+class Binary:
+    """Yes or no by one logistic unit: binary cross-entropy and accuracy.
+
+    Tally: correct, loss, examples.
+    """
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        _same_shape(outputs, y)
+        return functional.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype))
+
+    def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
+        _same_shape(outputs, y)
+        loss = functional.binary_cross_entropy_with_logits(
+            outputs.double(), y.double(), reduction="sum"
+        )
+        return _sums(((outputs > 0) == (y > 0)).sum(), loss, y.shape[0])
 
     def score(self, tally: Tensor) -> float:
         return float(tally[0] / tally[2])
@@ -88,7 +112,12 @@ class Values:
         return float(tally[0] / tally[3])
 
 
-OBJECTIVES: dict[Kind, Objective] = {"classes": Classes(), "labels": Labels(), "values": Values()}
+OBJECTIVES: dict[Kind, Objective] = {
+    "classes": Classes(),
+    "binary": Binary(),
+    "labels": Labels(),
+    "values": Values(),
+}
 
 
 def _sums(*parts: Tensor | int) -> Tensor:

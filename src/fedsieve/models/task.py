@@ -23,7 +23,8 @@ class ModelTask(Task):
 
     `model` is a factory, called under a seed for every `init_params`, or a module whose own values
     are the start for every seed. `kind` says what outputs are for: "classes" (cross-entropy,
-    accuracy), "labels" (binary cross-entropy, micro-F1) or "values" (squared error, R2).
+    accuracy), "binary" (one logistic unit, accuracy), "labels" (binary cross-entropy, micro-F1) or
+    "values" (squared error, R2).
 
     During a forward pass the given tensors stand in the module's place as they are: of any strides,
     with a gradient history, or of other widths. `loss` runs in training mode, in which BatchNorm
@@ -127,7 +128,7 @@ class ModelTask(Task):
         finally:
             for table, entry, _, own, _ in self._slots:
                 table[entry] = own
-        return outputs.squeeze(-1) if self._kind == "values" else outputs
+        return outputs.squeeze(-1) if self._kind in {"values", "binary"} else outputs
 
     def _draws_noise(self, example: Tensor) -> bool:
         """Whether training draws from torch's generator: dropout, in whatever way it is written."""

@@ -6,8 +6,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from grid import LocalGrid, desks, terms_of
-
 from fedsieve import api
 from fedsieve.api import Watcher
 from fedsieve.core import tree
@@ -15,6 +13,7 @@ from fedsieve.deploy import receipts
 from fedsieve.engines.flower.carrier import GridCarrier
 from fedsieve.engines.remote.dispatch import Remote
 from fedsieve.loop import Engine
+from grid import LocalGrid, desks, terms_of
 from small import METHODS, small_job, steady
 
 

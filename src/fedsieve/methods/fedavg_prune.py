@@ -1,0 +1,33 @@
+"""FedAvg, of which the m largest weights are deployed: the baseline of one-shot pruning.
+
+Paper    the magnitude-pruning rival of sparse methods (specification flops, section 6).
+Symbols  H_m -> masks.top_k   m = floor(rho P)   rho -> target_density
+Differs  training is FedAvg's and dense; scores of earlier rounds are those of pruning there.
+"""
+
+from dataclasses import dataclass
+
+from fedsieve.core import masks
+from fedsieve.core.message import Params
+from fedsieve.core.method import register
+from fedsieve.core.options import in_range
+from fedsieve.methods.em import Server
+from fedsieve.methods.fedavg import FedAvg
+
+
+@register("fedavg_prune")
+@dataclass(frozen=True, kw_only=True)
+class FedAvgPrune(FedAvg):
+    """Dense training, a sparse model at the end."""
+
+    target_density: float = 0.1  # rho: share of maskable weights deployed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("target_density", self.target_density, 0, 1, above=True)
+
+    def deploy(self, server: Server, state: tuple[()]) -> Params:
+        names = self.task.graph.maskable
+        size = sum(server.weights[n].numel() for n in names)
+        kept = masks.count_at(self.target_density, size)
+        return masks.apply(server.weights, masks.top_k(server.weights, names, kept))

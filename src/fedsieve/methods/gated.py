@@ -1,0 +1,129 @@
+"""What FLoPS and FLoPS-PA share: gated weights under a constraint on their density.
+
+Paper    "Federated learning with L0 constraint via probabilistic gates for sparsity", 2025
+         (specification flops, sections 1 to 4).
+Symbols  w, theta-tilde -> weights   a, phi -> gate_logits   z -> gates   theta = w z -> effective
+         rho -> target_density   lambda -> dual   g -> gap   L -> logit_limit   r -> scale_rate
+Differs  biases and normalisation have no gate; density counts the weights that may be masked.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsieve.core import keys, masks
+from fedsieve.core.errors import ConfigError
+from fedsieve.core.gates import HardConcrete
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Mask, Params
+from fedsieve.core.method import Batch, Task
+from fedsieve.core.options import in_range
+from fedsieve.core.units import Units, Weights
+
+_SPREAD = 0.1  # deviation of initial gate logits
+
+
+class Point(NamedTuple):
+    """Where the Lagrangian is evaluated."""
+
+    weights: Params
+    gate_logits: Params
+    dual: Params  # one entry, "price"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated:
+    """Hyper-parameters and formulas of sections 2 to 4."""
+
+    task: Task
+    target_density: float = 0.05  # rho: share of maskable weights kept
+    units: Units = Weights()  # what a gate opens: single weights, or channels that can be cut
+    gate: HardConcrete = HardConcrete(beta=0.66)  # temperature and stretch
+    start_open: float = 0.5  # initial gates have logit log(start_open / (1 - start_open))
+    logit_limit: float = 10.0  # L: gate logits stay in [-L, L]
+    test_gate: Literal["median", "untempered"] = "median"  # gates of the model that is deployed
+    scaling: Literal["additive", "multiplicative"] = "additive"  # of logits; the paper: the latter
+    scale_rate: float = 0.02  # r: by how much scaling opens kept gates and closes others
+    lr: float = 0.1  # eta_w, of weights
+    gate_lr: float = 0.05  # eta_a, of gate logits
+    dual_lr: float = 1.0  # eta_lambda, of the price of density
+
+    def __post_init__(self) -> None:
+        in_range("target_density", self.target_density, 0, 1, above=True)
+        in_range("start_open", self.start_open, 0, 1, above=True, below=True)
+        in_range("logit_limit", self.logit_limit, 0, above=True)
+        in_range("scale_rate", self.scale_rate, 0)
+        in_range("lr", self.lr, 0, above=True)
+        in_range("gate_lr", self.gate_lr, 0)
+        in_range("dual_lr", self.dual_lr, 0)
+        floor = self.gate.active_prob(torch.tensor(-self.logit_limit)).item()
+        if self.target_density <= floor:
+            raise ConfigError(
+                f"target_density={self.target_density} cannot be reached: a closed gate stays open "
+                f"with probability {floor:.2g} at logit_limit={self.logit_limit}. Raise "
+                "logit_limit (10 gives 0.0002) or target_density."
+            )
+
+    def init_logits(self, key: Key) -> Params:
+        centre = math.log(self.start_open / (1 - self.start_open))
+        return {
+            name: centre + _SPREAD * keys.normal(fold(key, "gates", name), shape)
+            for name, shape in self.units.shapes(self.task.graph).items()
+        }
+
+    def effective(self, weights: Params, gates: Params) -> Params:
+        """Theta = w z; tensors without a gate as they are."""
+        factors = self.units.spread(self.task.graph, gates)
+        buffers = self.task.buffers
+        return {
+            n: w * factors[n] if n in factors and n not in buffers else w
+            for n, w in weights.items()
+        }
+
+    def loss(self, weights: Params, gate_logits: Params, batch: Batch, key: Key) -> Tensor:
+        """The mean loss under one draw of all gates."""
+        gates = {n: self.gate.sample(a, fold(key, "gate", n)) for n, a in gate_logits.items()}
+        return self.task.loss(self.effective(weights, gates), batch, key)
+
+    def gap(self, gate_logits: Params) -> Tensor:
+        """Expected density - rho: positive where the constraint is violated."""
+        prob = {n: self.gate.active_prob(a) for n, a in gate_logits.items()}
+        return self.units.density(self.task.graph, prob) - self.target_density
+
+    def slope(self, gate_logits: Params) -> tuple[Tensor, Params]:
+        """The gap, and its gradient."""
+        own = {n: a.detach().requires_grad_() for n, a in gate_logits.items()}
+        gap = self.gap(own)
+        grads = torch.autograd.grad(gap, list(own.values()))
+        return gap.detach(), dict(zip(own, grads, strict=True))
+
+    def lagrangian(self, point: Point, batch: Batch, key: Key) -> Tensor:
+        gap = self.gap(point.gate_logits)
+        return self.loss(point.weights, point.gate_logits, batch, key) + point.dual["price"] * gap
+
+    def clamp(self, gate_logits: Params) -> Params:
+        limit = self.logit_limit
+        return {n: a.clamp(-limit, limit) for n, a in gate_logits.items()}
+
+    def closed_form(self, gate_logits: Params) -> Params:
+        """Gates at test time: medians, or the convention that leaves the temperature out."""
+        beta = 1 if self.test_gate == "median" else self.gate.beta
+        return {n: self.gate.median(a * beta) for n, a in gate_logits.items()}
+
+    def keep(self, effective: Params) -> Mask:
+        """The gates of the m largest effective weights, m = floor(rho P)."""
+        graph = self.task.graph
+        size = sum(effective[n].numel() for n in graph.maskable)
+        return self.units.choose(graph, effective, masks.count_at(self.target_density, size))
+
+    def scale(self, gate_logits: Params, kept: Mask, rate: float) -> Params:
+        """Open kept gates and close the others by one step of section 4."""
+        if self.scaling == "additive":
+            moved = {n: a + torch.where(kept[n], rate, -rate) for n, a in gate_logits.items()}
+        else:
+            factor = {n: torch.where(k, 1 + rate, 1 - rate) for n, k in kept.items()}
+            moved = {n: a * factor[n] for n, a in gate_logits.items()}
+        return self.clamp(moved)
