@@ -11,7 +11,7 @@ from fedsieve.core.keys import Key
 from fedsieve.matching import Matching, Settings, match, match_networks, visiting_orders
 from fedsieve.matching.assign import collect
 from fedsieve.matching.atoms import class_shares, subnetwork
-from fedsieve.matching.costs import Problem, Rule, cost
+from fedsieve.matching.costs import Rule, cost, problem_of
 
 
 def planted(rng, widths, *, inputs=20, classes=4, scale=1.5):
@@ -324,7 +324,7 @@ def test_equal_neurons_part_at_the_eps_the_specification_derives():
     Merging pays while 4/3 - 8/9 eps > 1 - eps/2, that is eps < 6/7 = 0.857.
     """
     u = 1e4 * np.ones((1, 1))  # priors over labels are negligible beside it
-    problem = Problem([u, u], np.ones((2, 1)), np.zeros(1), np.ones(1))
+    problem = problem_of([u, u], np.ones((2, 1)), np.zeros(1), np.ones(1))
     atoms = collect(problem, {0: np.array([0])}).atoms
     for eps, is_merged in ((0.85, True), (0.864, False)):
         with pytest.warns(UserWarning, match="punishes agreement"):

@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.optimize import linear_sum_assignment
 
 from fedsieve.matching import Settings, match, match_networks
-from fedsieve.matching.assign import collect, match_layer, objective, place, remove
-from fedsieve.matching.costs import Atoms, Problem, Rule, cost, energy
+from fedsieve.matching.assign import cheapest, collect, log_orders, match_layer, place, remove
+from fedsieve.matching.costs import Atoms, Rule, cost, energy, problem_of
 from oracle.slow_matching import Layer, layers_of
 
 MODES = [
@@ -39,13 +40,18 @@ def orders_of(rng, depth, sweeps, num_clients):
     return [np.array([rng.permutation(num_clients) for _ in range(sweeps)]) for _ in range(depth)]
 
 
+def objective(problem, rule, state, client):
+    return energy(problem, rule, state.atoms) + log_orders(state, client)
+
+
 def random_layer(rng, *, precision=(0.0, 2.0), widths=(2, 5), num_clients=4, size=5):
     """The same layer for both sides."""
     neurons = [rng.normal(size=(w, size)) for w in rng.integers(*widths, size=num_clients)]
     lams = rng.uniform(*precision, size=(num_clients, size))
     m0, lam0 = rng.normal(size=size), rng.uniform(0.5, 2, size=size)
-    shifted = [lam * (w - m0) for w, lam in zip(neurons, lams, strict=True)]
-    return neurons, list(lams), m0, lam0, Problem(shifted, lams, m0, lam0)
+    lams[:, 1] = lams[:, 0]  # two coordinates of one kind
+    lam0[1] = lam0[0]
+    return neurons, list(lams), m0, lam0, problem_of(neurons, lams, m0, lam0)
 
 
 @pytest.mark.parametrize("padding", ["full", "zero"])
@@ -140,7 +146,7 @@ def test_with_equal_scalar_variances_the_kl_cost_is_equation_11():
     sigma2, sigma0_2, eps, size = 0.4, 1.7, 0.3, 6
     neurons = [rng.normal(size=(3, size)) for _ in range(4)]
     lam, lam0 = np.full((4, size), 1 / sigma2), np.full(size, 1 / sigma0_2)
-    problem = Problem([w / sigma2 for w in neurons], lam, np.zeros(size), lam0)
+    problem = problem_of(neurons, lam, np.zeros(size), lam0)
     atoms = collect(problem, {s: np.arange(3) for s in range(3)}).atoms
     plain, kl = (cost(problem, Rule(eps=e), atoms, 3) for e in (0.0, eps))
 
@@ -158,11 +164,11 @@ def test_with_equal_scalar_variances_the_kl_cost_is_equation_11():
 
 
 def test_the_program_s_unshifted_sums_differ_by_a_constant_in_each_row():
-    *_, m0, lam0, problem = random_layer(np.random.default_rng(8))
+    _, lams, m0, lam0, problem = random_layer(np.random.default_rng(8))
     state = collect(problem, {s: np.arange(len(problem.shifted[s])) for s in range(3)})
-    u, lam = problem.shifted[3], problem.precision[3]
-    eta = state.atoms.sums + m0 * (state.atoms.uses @ problem.precision + lam0)
-    total = lam0 + state.atoms.uses @ problem.precision
+    u, lam = problem.shifted[3], lams[3]
+    total = lam0 + state.atoms.uses @ np.array(lams)
+    eta = state.atoms.sums + m0 * total
     scaled = u + lam * m0  # lam_s * w_sj
     merged = (eta[None] + scaled[:, None]) ** 2 / (total + lam)
     theirs = (eta**2 / total - merged).sum(2)
@@ -170,6 +176,18 @@ def test_the_program_s_unshifted_sums_differ_by_a_constant_in_each_row():
     theirs -= 2 * np.log(counts / (4 - counts))
     ours = cost(problem, Rule(), state.atoms, 3)[:, : len(eta)]
     np.testing.assert_allclose(np.ptp(ours - theirs, axis=1), 0, atol=1e-10)
+
+
+def test_leaving_out_hopeless_atoms_keeps_the_least_cost():
+    rng = np.random.default_rng(9)
+    for used in (0, 3, 12):
+        costs = rng.normal(size=(4, used)) * 3
+        own = rng.normal(size=(4, 1)) - 3
+        costs = np.hstack([costs, own + 2 * np.log(np.arange(1, 5))])
+        rows, columns = linear_sum_assignment(costs)
+        chosen = cheapest(costs, used)
+        assert len(set(chosen.tolist())) == 4
+        assert costs[rows, chosen].sum() == pytest.approx(costs[rows, columns].sum(), abs=1e-12)
 
 
 def test_removing_and_placing_back_restores_the_atoms():

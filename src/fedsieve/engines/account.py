@@ -59,7 +59,7 @@ def account(
         flops_ideal=sum(f.ideal for f in flops),
         flops_realisable=sum(f.realisable for f in flops),
         density=sum(s.density * s.size for s in shares.values()) / size if size else 1.0,
-        values=_means([a.reply.values for a in accepted]),
+        values=_means([a.reply.values for a in accepted]) | method.figures(server),
         global_accuracy=scores.global_accuracy,
         local_accuracy=scores.local_accuracy,
         loss=scores.loss,

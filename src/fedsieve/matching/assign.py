@@ -69,13 +69,14 @@ def match_layer(
     """
     _check_limit(problem, rule)
     state = _greedy(problem, rule) if start is None else _started(problem, start)
-    steps = []
+    value, steps = energy(problem, rule, state.atoms), []
     for sweep in order:
         state = collect(problem, state.labels)  # afresh: no drift from repeated subtraction
         for client in sweep.tolist():
-            before = objective(problem, rule, state, client)
+            before = value + log_orders(state, client)
             state = place(problem, rule, remove(problem, state, client), client)
-            after = objective(problem, rule, state, client)
+            value = energy(problem, rule, state.atoms)
+            after = value + log_orders(state, client)
             steps.append(Step(client, before, after, len(state.atoms.sums)))
     state = collect(problem, state.labels)
     return LayerMatch(
@@ -90,7 +91,7 @@ def match_layer(
 def collect(problem: Problem, labels: Labels) -> State:
     """The atoms that these labels make."""
     size = max((int(own.max()) + 1 for own in labels.values()), default=0)
-    sums = np.zeros((size, problem.precision.shape[1]))
+    sums = np.zeros((size, len(problem.kinds)))
     uses = np.zeros((size, problem.num_clients), np.bool_)
     for client, own in sorted(labels.items()):
         sums[own] += problem.shifted[client]
@@ -111,10 +112,9 @@ def remove(problem: Problem, state: State, client: int) -> State:
 
 def place(problem: Problem, rule: Rule, state: State, client: int) -> State:
     """The state with a client: each of its neurons joins an atom or opens one, at least cost."""
-    _, labels = linear_sum_assignment(cost(problem, rule, state.atoms, client))
     size = len(state.atoms.sums)
+    labels = cheapest(cost(problem, rule, state.atoms, client), size)
     is_new = labels >= size
-    labels = labels.astype(np.int64)
     labels[is_new] = size + np.arange(is_new.sum())
     opened = int(is_new.sum())
     sums = np.vstack([state.atoms.sums, np.zeros((opened, state.atoms.sums.shape[1]))])
@@ -124,10 +124,26 @@ def place(problem: Problem, rule: Rule, state: State, client: int) -> State:
     return State({**state.labels, client: labels}, Atoms(sums, uses))
 
 
-def objective(problem: Problem, rule: Rule, state: State, client: int) -> float:
-    """F + 2 log(K_s!), K_s the number of atoms that the client alone uses: what `place` lowers."""
+def cheapest(costs: Floats, used: int) -> Ints:
+    """The column of each row in an assignment of least cost; the first `used` are atoms in use.
+
+    With as many new columns as rows one is always free, at no more than the last one's cost. An
+    atom that costs every row more than that is in no best assignment, and the solver is spared it.
+    """
+    rows, new = len(costs), costs.shape[1] - used
+    offered = np.ones(costs.shape[1], np.bool_)
+    if new == rows:
+        offered[:used] = (costs[:, :used] <= costs[:, -1:]).any(0)
+    columns = np.flatnonzero(offered)
+    _, chosen = linear_sum_assignment(costs[:, columns])
+    found: Ints = columns[chosen]
+    return found
+
+
+def log_orders(state: State, client: int) -> float:
+    """2 log(K_s!), K_s the number of atoms that the client alone uses."""
     alone = int((state.atoms.counts[state.labels[client]] == 1).sum())
-    return energy(problem, rule, state.atoms) + 2 * math.lgamma(alone + 1)
+    return 2 * math.lgamma(alone + 1)
 
 
 def _greedy(problem: Problem, rule: Rule) -> State:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from fedsieve.core.errors import ConfigError
-from fedsieve.matching.costs import Floats, Ints, Problem
+from fedsieve.matching.costs import Floats, Ints, Problem, problem_of
 
 Network: TypeAlias = list[Floats]
 Padding: TypeAlias = Literal["full", "zero"]
@@ -120,12 +120,7 @@ def layer_problem(
     precision = np.array(precisions) / variances.sigma2
     mean = np.zeros(precision.shape[1])
     mean[incoming] = bias_mean
-    return Problem(
-        [lam * (own - mean) for own, lam in zip(neurons, precision, strict=True)],
-        precision,
-        mean,
-        np.full(len(mean), 1 / variances.sigma0_2),
-    )
+    return problem_of(neurons, precision, mean, np.full(len(mean), 1 / variances.sigma0_2))
 
 
 def output_bias(

@@ -67,16 +67,31 @@ class Rule:
 
 
 class Problem(NamedTuple):
-    """The neurons of one layer at all clients."""
+    """The neurons of one layer at all clients.
+
+    Coordinates in which all precisions agree are of one kind and share every weight of the cost:
+    in a perceptron with one hidden layer all inputs are one kind, and each class is another.
+    """
 
     shifted: list[Floats]  # u_s = precision_s * (w_s - prior_mean), one row for each neuron
-    precision: Floats  # (clients, coordinates); 0: no evidence in this coordinate
+    kinds: Ints  # of each coordinate
+    precision: Floats  # (clients, kinds); 0: no evidence there
     prior_mean: Floats
-    prior_precision: Floats
+    prior_precision: Floats  # (kinds,)
 
     @property
     def num_clients(self) -> int:
         return len(self.shifted)
+
+
+def problem_of(
+    neurons: list[Floats], precision: Floats, prior_mean: Floats, prior_precision: Floats
+) -> Problem:
+    """A problem from neurons, with precisions for each coordinate."""
+    shifted = [lam * (own - prior_mean) for own, lam in zip(neurons, precision, strict=True)]
+    columns = np.vstack([prior_precision, precision])
+    distinct, kinds = np.unique(columns, axis=1, return_inverse=True)
+    return Problem(shifted, kinds.ravel(), distinct[1:], prior_mean, distinct[0])
 
 
 class Atoms(NamedTuple):
@@ -102,21 +117,25 @@ def cost(problem: Problem, rule: Rule, atoms: Atoms, client: int) -> Floats:
     before = _weight(problem, rule, uses)
     uses[:, client] = True
     after = _weight(problem, rule, uses)
-    per_atom = np.einsum("ip,ip,ip->i", b, b, after - before)
+    per_atom = (_squares(problem, b) * (after - before)).sum(1)
     per_atom -= PRESETS[rule.preset].odds_weight * _log_odds(problem, rule, atoms.counts)
-    used = (u * u) @ after.T + 2 * (u @ (b * after).T) + per_atom
+    own = _squares(problem, u)
+    used = own @ after.T + 2 * (u @ (b * after[:, problem.kinds]).T) + per_atom
     alone = np.zeros((1, problem.num_clients), np.bool_)
     alone[0, client] = True
     number = np.arange(1, _new_columns(rule, len(u), len(b)) + 1)
-    own = (u * u) @ _weight(problem, rule, alone).T
-    new = own - 2 * math.log(rule.gamma0 / problem.num_clients) + 2 * np.log(number)
+    new = (
+        own @ _weight(problem, rule, alone).T
+        - 2 * math.log(rule.gamma0 / problem.num_clients)
+        + 2 * np.log(number)
+    )
     return np.hstack([used, new])
 
 
 def energy(problem: Problem, rule: Rule, atoms: Atoms) -> float:
     """F of section 6: the -2 log posterior of a whole assignment, one client's factorial aside."""
     b, num_clients = atoms.sums, problem.num_clients
-    fit = np.einsum("ip,ip,ip->", b, b, _weight(problem, rule, atoms.uses))
+    fit = (_squares(problem, b) * _weight(problem, rule, atoms.uses)).sum()
     odds = _log_odds(problem, rule, np.arange(1, num_clients))
     popularity = np.concatenate([[0.0], np.cumsum(odds)])[atoms.counts - 1].sum()
     weight = PRESETS[rule.preset].odds_weight
@@ -129,11 +148,11 @@ def posterior_means(problem: Problem, rule: Rule, atoms: Atoms) -> Floats:
     total = problem.prior_precision + _precision(problem, atoms.uses)
     if rule.kl == "joint" and rule.eps:
         total += rule.eps * _stiffness(problem, rule, atoms.uses)
-    return problem.prior_mean + atoms.sums / total
+    return problem.prior_mean + atoms.sums / total[:, problem.kinds]
 
 
 def _weight(problem: Problem, rule: Rule, uses: Bools) -> Floats:
-    """w(q, k), with which an atom of these users scores sum_d w b^2."""
+    """w(q, k) for each kind, with which an atom of these users scores sum_d w b^2."""
     total = problem.prior_precision + _precision(problem, uses)
     if not rule.eps:
         return -1 / total
@@ -141,6 +160,13 @@ def _weight(problem: Problem, rule: Rule, uses: Bools) -> Floats:
     if rule.kl == "joint":
         return -1 / (total + pull)
     return -1 / total + pull / total**2
+
+
+def _squares(problem: Problem, values: Floats) -> Floats:
+    """Sums of squares over the coordinates of each kind."""
+    is_kind = problem.kinds[:, None] == np.arange(problem.precision.shape[1])
+    sums: Floats = (values * values) @ is_kind.astype(np.float64)
+    return sums
 
 
 def _precision(problem: Problem, uses: Bools) -> Floats:

@@ -8,7 +8,9 @@ from fedsieve.methods import (
     fedmix,
     fedopt,
     fedprox,
+    gpi_fnm,
     local_only,
+    pfnm,
 )
 
 __all__ = [
@@ -19,5 +21,7 @@ __all__ = [
     "fedmix",
     "fedopt",
     "fedprox",
+    "gpi_fnm",
     "local_only",
+    "pfnm",
 ]
