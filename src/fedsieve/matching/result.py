@@ -1,6 +1,6 @@
 """What a matching is: labels, atoms, the fused network, and how the objective fell."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,24 +50,26 @@ class Matching:
         return subnetwork(self.global_weights, own, self.blocks)
 
     def __str__(self) -> str:
-        return "\n".join(table(self.assignments, self.layers))
+        return "\n".join(table(self.assignments, [layer.energy for layer in self.layers]))
 
 
-def table(assignments: list[list[Ints]], layers: list[LayerMatch] | None = None) -> Iterator[str]:
+def table(
+    assignments: Sequence[Sequence[Ints]], objectives: Sequence[float | None]
+) -> Iterator[str]:
     """Lines of text: for each layer its atoms and by how many clients they are used."""
     num_clients = len(assignments[0])
     yield f"{'layer':>5}  {'neurons':>8}  {'atoms':>6}  {'objective':>12}  atoms by users"
-    for number, labels in enumerate(assignments):
+    for number, (labels, value) in enumerate(zip(assignments, objectives, strict=True), 1):
         counts = usage(labels).sum(1)
         users = np.bincount(counts, minlength=num_clients + 1)
         spread = "  ".join(f"{n}:{users[n]}" for n in range(1, num_clients + 1) if users[n])
         widths = sorted({len(own) for own in labels})
         neurons = f"{widths[0]}" if len(widths) == 1 else f"{widths[0]}-{widths[-1]}"
-        energy = f"{layers[number].energy:.2f}" if layers else "-"
-        yield f"{number + 1:>5}  {neurons:>8}  {len(counts):>6}  {energy:>12}  {spread}"
+        energy = "-" if value is None else f"{value:.2f}"
+        yield f"{number:>5}  {neurons:>8}  {len(counts):>6}  {energy:>12}  {spread}"
 
 
-def usage(labels: list[Ints]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+def usage(labels: Sequence[Ints]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
     """(atoms, clients): whether a client uses an atom."""
     found = np.zeros((1 + max(int(own.max()) for own in labels), len(labels)), np.bool_)
     for client, own in enumerate(labels):

@@ -118,7 +118,7 @@ class Pfnm(Method[Server, State, Down, Up]):
     def client_update(
         self, down: Down, state: State, data: Batches, key: Key
     ) -> tuple[Up, State, Metrics]:
-        first = down.weights or self._fresh(state.client, fold(key, "weights"))
+        first = down.weights or self.fresh(state.client, fold(key, "weights"))
         if down.rounds == 0:
             prior, centre = Gaussian(self.reg), tree.map_leaves(torch.zeros_like, first)
         else:
@@ -201,7 +201,7 @@ class Pfnm(Method[Server, State, Down, Up]):
         share = self.width_shares[client % len(self.width_shares)]
         return [max(1, round(share * width)) for width in self._layout.hidden]
 
-    def _fresh(self, client: int, key: Key) -> Params:
+    def fresh(self, client: int, key: Key) -> Params:
         """A first network of the client's own widths."""
         whole = self.task.init_params(key)
         if self.start == "gaussian":
