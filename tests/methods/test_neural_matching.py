@@ -233,7 +233,7 @@ def test_matching_beats_the_mean_of_differently_started_networks():
         ({"model": "lenet5_caffe", "dataset": "mnist"}, "has no bias"),
         ({"model": "linear(bias=true)"}, "no hidden layer"),
         ({"width_shares": [1.5]}, "width_shares"),
-        ({"width_shares": []}, "width_shares is empty"),
+        ({"width_shares": []}, "width_shares"),
         ({"gamma0": 0.0}, "gamma0"),
         ({"gamma0": [1.0, 2.0]}, "2 values for 1 hidden"),
         ({"sweeps": -1}, "sweeps"),

@@ -69,7 +69,6 @@ class Pfnm(Method[Server, State, Down, Up]):
     sweeps: int = 5  # re-matchings of all clients in the first round
     later_sweeps: int = 3  # and in later ones, which start from the labels before
     width_shares: tuple[float, ...] = (1.0,)  # client c has width_shares[c mod length] of the width
-    start: Literal["gaussian", "model"] = "gaussian"  # weights N(0, 0.01), biases 0.1; or model's
     reg: float = 1e-6  # L2 in a client's first round, then a tie to where the round started
     reg_factor: float = 0.0  # of the tie, from each round to the next
     first_epochs: int | None = None  # passes in the first round, in place of `epochs`
@@ -81,7 +80,7 @@ class Pfnm(Method[Server, State, Down, Up]):
         layers = len(self._layout.hidden)
         self.settings.rules(layers)
         self.settings.variances(layers)
-        for share in self.width_shares:
+        for share in self.width_shares or (0.0,):
             in_range("pfnm: width_shares", share, 0, 1, above=True)
         for name in ("sweeps", "later_sweeps", "reg", "reg_factor"):
             in_range(f"pfnm: {name}", getattr(self, name), 0)
@@ -89,8 +88,6 @@ class Pfnm(Method[Server, State, Down, Up]):
         in_range("pfnm: lr", self.lr, 0, above=True)
         if self.task.kind != "classes":
             raise ConfigError(f"pfnm: the data has {self.task.kind}, matching needs classes.")
-        if not self.width_shares:
-            raise ConfigError("pfnm: width_shares is empty: give at least one, such as 1.0.")
 
     @property
     def settings(self) -> Settings:
@@ -183,14 +180,13 @@ class Pfnm(Method[Server, State, Down, Up]):
         found = []
         for layer, width in enumerate(self._widths(client)):
             known = server.labels.get(f"{client}.{layer}")
-            if known is not None:
-                found.append(known.numpy())
-                continue
-            used = [v for name, v in server.labels.items() if name.endswith(f".{layer}")]
-            counts = np.bincount(torch.cat(used).numpy())
-            if len(counts) < width:
+            if known is None:
+                used = [v for name, v in server.labels.items() if name.endswith(f".{layer}")]
+                counts = torch.cat(used).bincount()
+                known = counts.argsort(descending=True, stable=True)[:width]
+            if len(known) < width:
                 return None
-            found.append(np.argsort(-counts, kind="stable")[:width])
+            found.append(known.numpy())
         return found
 
     @property
@@ -202,14 +198,12 @@ class Pfnm(Method[Server, State, Down, Up]):
         return [max(1, round(share * width)) for width in self._layout.hidden]
 
     def fresh(self, client: int, key: Key) -> Params:
-        """A first network of the client's own widths."""
-        whole = self.task.init_params(key)
-        if self.start == "gaussian":
-            for name, value in whole.items():
-                is_bias = value.dim() == 1
-                whole[name] = 0.1 * (
-                    torch.ones_like(value) if is_bias else keys.normal(fold(key, name), value.shape)
-                )
+        """A first network of the client's own widths: weights N(0, 0.01), biases 0.1."""
+        whole = {
+            name: 0.1
+            * (keys.normal(fold(key, name), x.shape) if x.dim() > 1 else torch.ones_like(x))
+            for name, x in self.task.init_params(key).items()
+        }
         return self._layout.part(whole, [np.arange(width) for width in self._widths(client)])
 
     def _work(self, data: Batches, rounds: int, key: Key) -> Iterator[Batch]:
