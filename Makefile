@@ -44,6 +44,7 @@ format: setup  ## put code in shape
 
 bench: setup  ## speed beside a hand-written loop (minutes; wants a quiet machine)
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/matching.py
 
 bench-wire: setup  ## bytes against the information limit, and coding speed (minutes)
 	$(BIN)/python benchmarks/wire.py

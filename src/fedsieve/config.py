@@ -18,6 +18,7 @@ import tomli_w
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.method import AnyMethod, method_class
 from fedsieve.core.options import coerce, construct, in_range, spell
+from fedsieve.data.dataset import InputScale
 from fedsieve.wire.precision import Precision
 
 
@@ -29,6 +30,7 @@ class Config:
     dataset: str = "digits"  # see `fedsieve datasets`; npz:FILE or python:module:function
     model: str = "auto"  # see `fedsieve models`; auto fits the data
     partition: str = "auto"  # how data is split over clients; see `fedsieve partition --help`
+    input_scale: InputScale = "standard"  # images: mean 0 and deviation 1, 0..1, or 0..255
     clients: int | None = None  # how many (20; natural partitions: all there are)
     cohort: int | None = None  # how many take part in a round (10, or all if fewer)
     rounds: int = 30  # communication rounds

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import fedsieve
 from fedsieve.wire.inspect import inspect, read_frame
 
 SMALL = ("--clients=8", "--cohort=4", "--model=mlp(hidden=[32])", "--rounds=12")
@@ -89,3 +90,23 @@ def test_what_is_no_message_is_refused(cli, tmp_path):
     assert cli("inspect", tmp_path / "x.frame")[0] == 2
     assert cli("inspect", tmp_path)[0] == 2
     assert cli("inspect", tmp_path / "absent.frame")[0] == 2
+
+
+def test_inspect_shows_the_matching_of_a_run_and_its_pieces(cli, tmp_path):
+    run, model = tmp_path / "run", "mlp(hidden=[6, 5])"
+    fedsieve.run(method="gpi_fnm", model=model, clients=3, cohort=3, rounds=2, out=run, gamma0=5.0)
+    code, out, _ = cli("inspect", run, "--svg", tmp_path / "pictures")
+    assert code == 0
+    assert "matching after round 2, 3 clients" in out
+    sizes = {line.split()[0]: line.split() for line in out.splitlines() if line.startswith("    ")}
+    for number, width in (("1", 6), ("2", 5)):
+        _, neurons, atoms, _, *users = sizes[number]
+        assert int(neurons) == width
+        counts = [int(x) for pair in users for x in pair.split(":")]
+        assert sum(counts[1::2]) == int(atoms)
+        assert sum(n * c for n, c in zip(counts[::2], counts[1::2], strict=True)) == 3 * width
+        picture = (tmp_path / "pictures" / f"layer{number}.svg").read_text()
+        assert picture.count("<rect") == 3 * width
+    accuracy = json.loads((run / "result.json").read_text())["global_accuracy"]
+    assert f"the global network has {accuracy:.3f}" in out
+    assert out.splitlines()[-1].split()[0] == "mean"

@@ -55,3 +55,12 @@ def test_held_out_never_takes_all():
 def test_members_are_ascending_and_leave_out_nobody():
     owner = np.array([1, 0, NOBODY, 1, 0])
     assert [rows.tolist() for rows in splits.members(owner, 3)] == [[1, 4], [0, 3], []]
+
+
+def test_who_holds_an_even_part_gets_nothing_of_later_groups():
+    share = np.array([[0.9, 0.5, 0.2], [0.1, 0.5, 0.8]])
+    counts = splits.capped(share, np.array([10, 10, 10]))
+    # After 9 and 1 all may still take; after 14 and 6 too (even part 15); then client 0 takes 2.
+    assert counts.tolist() == [[9, 5, 2], [1, 5, 8]]
+    counts = splits.capped(share, np.array([20, 5, 5]))  # client 0 holds 18 > 15 after the first
+    assert counts.tolist() == [[18, 0, 0], [2, 5, 5]]

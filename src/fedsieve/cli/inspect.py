@@ -9,20 +9,29 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedsieve.cli.matching import show_matching
 from fedsieve.core.errors import DataError
 from fedsieve.ledger.bytes import Sent, Traffic, total
+from fedsieve.pieces import is_matching
 from fedsieve.wire.inspect import Inspection, inspect, read_frame
 
 
 def inspect_path(
     path: Annotated[Path, typer.Argument(help="A kept message (.frame) or a run folder.")],
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Folder for pictures of a matching: client neurons by global atoms."),
+    ] = None,
 ) -> None:
     """Show what every byte of a message is, or where the bytes of a run went.
 
-    Keep messages with `fedsieve run --out DIR --save-messages 1,10`.
+    Keep messages with `fedsieve run --out DIR --save-messages 1,10`. A run that matches neurons
+    also shows which client uses which global atom, and how good the pieces are.
     """
     if path.is_dir():
         _run(path)
+        if is_matching(path):
+            show_matching(path, svg)
         return
     frame = read_frame(path)
     typer.echo(f"round {frame.round}, client {frame.client}, {frame.direction}")

@@ -19,9 +19,20 @@ from fedsieve.data.sources import catalogue
 from fedsieve.recipes import figure
 from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
 from fedsieve.recipes.figure import Calculated
-from fedsieve.recipes.recipe import TIERS, Expected, Measured, Recipe, Within, find, registered
+from fedsieve.recipes.recipe import (
+    TIERS,
+    Expected,
+    Measured,
+    Recipe,
+    Study,
+    TierName,
+    Within,
+    find,
+    registered,
+)
 from fedsieve.recipes.run import Line, Outcome
 from fedsieve.recipes.run import reproduce as reproduce_recipe
+from fedsieve.recipes.study import carry_out
 
 
 def reproduce(
@@ -55,19 +66,22 @@ def reproduce(
     if isinstance(recipe, Calculated):
         _print_figures(recipe, as_json=json)
         return
-    chosen = next((t for t in TIERS if t == tier), None)
-    if chosen is None:
-        raise ConfigError(unknown("tier", tier, TIERS))
+    chosen = _tier(tier)
+
+    def say(label: str) -> None:
+        if not json:
+            typer.echo(label)
 
     def watch(label: str) -> Watcher:
-        if json:
-            return Watcher()
-        typer.echo(label)
-        return shown()
+        say(label)
+        return Watcher() if json else shown()
 
-    outcome = reproduce_recipe(
-        recipe, chosen, root, seeds=seeds, workers=workers, data_root=data_root, watch=watch
-    )
+    if isinstance(recipe, Study):
+        outcome = carry_out(recipe, chosen, root, seeds=seeds, data_root=data_root, watch=say)
+    else:
+        outcome = reproduce_recipe(
+            recipe, chosen, root, seeds=seeds, workers=workers, data_root=data_root, watch=watch
+        )
     if json:
         typer.echo(msgspec.json.encode(dataclasses.asdict(outcome)).decode())
     else:
@@ -76,6 +90,13 @@ def reproduce(
         raise typer.Exit(130)
     if outcome.is_off:
         raise typer.Exit(1)
+
+
+def _tier(name: str) -> TierName:
+    for tier in TIERS:
+        if tier == name:
+            return tier
+    raise ConfigError(unknown("tier", name, TIERS))
 
 
 def _list(data_root: Path | None) -> None:
@@ -87,11 +108,15 @@ def _list(data_root: Path | None) -> None:
             table.add_row("", "-", str(recipe.count), "0", "seconds", "none needed")
             continue
         for tier in recipe.tiers:
-            cost = estimate(recipe, tier)
             needed = ", ".join(
                 d if present.get(d.split("(")[0], True) else f"{d} (missing)"
                 for d in recipe.datasets(tier)
             )
+            if isinstance(recipe, Study):
+                cells = len(recipe.tiers[tier].cells)
+                table.add_row("", tier, f"{cells} cells", str(cells), "unknown", needed)
+                continue
+            cost = estimate(recipe, tier)
             time = "unknown" if cost.core_seconds is None else duration(cost.core_seconds)
             table.add_row("", tier, str(cost.rows), str(cost.rounds), time, needed)
     console = _console()
@@ -123,7 +148,7 @@ def _print_figures(recipe: Calculated, *, as_json: bool) -> None:
     console.print(f"{len(counts)} figures: {', '.join(words)}", highlight=False)
 
 
-def _print_outcome(recipe: Recipe, outcome: Outcome) -> None:
+def _print_outcome(recipe: Recipe | Study, outcome: Outcome) -> None:
     table = Table("row", "metric", "expected", "ours", "n", "verdict", box=None)
     before = ""
     for line in outcome.lines:

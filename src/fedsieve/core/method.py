@@ -180,6 +180,10 @@ class Method(ABC, Generic[Server, State, Down, Up]):
         """What a client outside the cohort does with the broadcast; asked only if overridden."""
         raise NotImplementedError
 
+    def figures(self, server: Server) -> dict[str, float]:
+        """Named figures of the server for the log, such as the width of a model that grows."""
+        return {}
+
     def predict(self, deployed: Params, x: Tensor) -> Tensor:
         """Outputs of a deployed model."""
         return self.task.predict(deployed, x)

@@ -20,6 +20,7 @@ from fedsieve.data import splits
 from fedsieve.data.dataset import Dataset
 from fedsieve.data.splits import Floats, Ints
 
+_ATTEMPTS = 1000
 _ALPHA_LIMIT = 1e9  # equal shares for any purpose; an infinite one cannot be drawn from
 
 
@@ -80,6 +81,37 @@ class Dirichlet:
             counts = splits.apportion(share, sizes)
         owner = splits.deal(groups, counts, fold(key, "deal"))
         return _follow(owner, groups, test_groups, num_clients, key)
+
+
+@dataclass(frozen=True)
+class CappedDirichlet:
+    """Label skew without giants (Yurochkin et al. 2019): Dirichlet(alpha) shares of each class.
+
+    Classes are dealt in turn; a client that holds its even part N / clients already gets nothing
+    more. All is drawn again until everyone has `min_examples`.
+    """
+
+    alpha: float
+    min_examples: int = 10
+
+    def __post_init__(self) -> None:
+        in_range("capped_dirichlet: alpha", self.alpha, 0, _ALPHA_LIMIT, above=True)
+        in_range("capped_dirichlet: min_examples", self.min_examples, 0)
+
+    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
+        groups, test_groups = _classes(dataset, "capped_dirichlet")
+        sizes = np.bincount(groups, minlength=dataset.num_outputs)
+        for attempt in range(_ATTEMPTS):
+            draw = generator(fold(key, "shares", attempt))
+            share = draw.dirichlet(np.full(num_clients, self.alpha), len(sizes)).T
+            counts = splits.capped(share, sizes)
+            if counts.sum(1).min() >= self.min_examples:
+                owner = splits.deal(groups, counts, fold(key, "deal"))
+                return _follow(owner, groups, test_groups, num_clients, key)
+        raise DataError(
+            f"partition capped_dirichlet: in {_ATTEMPTS} draws some of {num_clients} clients had "
+            f"fewer than {self.min_examples} examples. Lower min_examples or clients, raise alpha."
+        )
 
 
 @dataclass(frozen=True)
@@ -177,7 +209,7 @@ class Natural:
         return _follow(owner, groups, test_groups, num_clients, key)
 
 
-Base: TypeAlias = Iid | Dirichlet | Quantity | Shards | Clusters | Natural
+Base: TypeAlias = Iid | Dirichlet | CappedDirichlet | Quantity | Shards | Clusters | Natural
 
 
 @dataclass(frozen=True)
@@ -209,6 +241,7 @@ Scheme: TypeAlias = Base | FeatureShift
 PARTITIONS: tuple[type[Scheme], ...] = (
     Iid,
     Dirichlet,
+    CappedDirichlet,
     Quantity,
     Shards,
     Clusters,

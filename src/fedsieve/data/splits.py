@@ -28,6 +28,17 @@ def apportion(share: Floats, sizes: Ints) -> Ints:
     return np.diff(edges, axis=0, prepend=0)
 
 
+def capped(share: Floats, sizes: Ints) -> Ints:
+    """Counts (clients, groups) by share, group after group, none for who holds an even part."""
+    counts = np.zeros(share.shape, np.int64)
+    for group, size in enumerate(sizes):
+        is_open = counts.sum(1) < sizes.sum() / len(share)
+        part = share[:, group] * is_open
+        part = part if part.sum() else is_open.astype(np.float64)
+        counts[:, [group]] = apportion(part[:, None] / part.sum(), np.array([size]))
+    return counts
+
+
 def deal(groups: Ints, counts: Ints, key: Key) -> Ints:
     """Owners such that client c gets counts[c, g] random examples of group g."""
     num_clients, num_groups = counts.shape

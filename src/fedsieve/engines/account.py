@@ -30,10 +30,11 @@ def account(
     exchange: Exchange,
     scores: Scores,
     models: list[Shares],
+    figures: dict[str, float],
     number: int,
     seconds: float,
 ) -> tuple[Row, Evaluation | None]:
-    """The row of round `number`, and the evaluation where there was one."""
+    """The row of round `number` with the server's own `figures`, and the evaluation if any."""
     accepted, failures, messages, spare, late = exchange
     up, down = total(messages, "up"), total(messages, "down")
     flops = [a.reply.flops for a in accepted]
@@ -55,7 +56,7 @@ def account(
         flops_ideal=sum(f.ideal for f in flops),
         flops_realisable=sum(f.realisable for f in flops),
         density=sum(s.density * s.size for s in shares.values()) / size if size else 1.0,
-        values=_means([a.reply.values for a in accepted]),
+        values=_means([a.reply.values for a in accepted]) | figures,
         global_accuracy=scores.global_accuracy,
         local_accuracy=scores.local_accuracy,
         loss=scores.loss,

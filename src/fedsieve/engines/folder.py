@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,9 +25,10 @@ from fedsieve.engines import blob
 from fedsieve.engines.post import Link, Links
 from fedsieve.engines.recall import Packed
 from fedsieve.engines.rounds import Played, Position
-from fedsieve.engines.store import Stores
+from fedsieve.engines.store import Stores, state_path
 from fedsieve.ledger.rows import Row, Summary
 
+T = TypeVar("T")
 KEPT_CHECKPOINTS = 2
 MOST_SUPPORTS = 40
 
@@ -147,6 +148,23 @@ class RunFolder:
                 "Start again in a new folder."
             )
         return Position(saved.done, server, links, saved.schemas, table), rows
+
+    def server(self, kind: type[T]) -> T | None:
+        """The server of the newest checkpoint, if there is one."""
+        found = self._found()
+        if not found:
+            return None
+        server: T = blob.read(kind, found[-1] / "server.safetensors")
+        return server
+
+    def state(self, kind: type[T], client: int) -> T | None:
+        """A client's state in the newest checkpoint, if it has one."""
+        found = self._found()
+        version = _versions(self._saved(found[-1]), "states").get(client) if found else None
+        if version is None:
+            return None
+        state: T = blob.read(kind, state_path(self.clients / "states", client, version))
+        return state
 
     def finish(self, summary: Summary, model: dict[str, Any] | None) -> None:
         """Write the result, and the global model if there is one."""

@@ -133,7 +133,8 @@ class Rounds:
         states = {a.reply.client: a.reply.state for a in accepted}
         models = shares_of_cohort(self.method, server, states, scores, self.execute)
         seconds = time.perf_counter() - started
-        row, evaluation = account(exchange, scores, models, number, seconds)
+        figures = self.method.figures(server)
+        row, evaluation = account(exchange, scores, models, figures, number, seconds)
         frames = []
         if number in self.plan.kept_rounds:
             for reply, up in accepted:

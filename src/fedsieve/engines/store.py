@@ -132,7 +132,12 @@ class ClientStore:
         blob.write(self._path(client, held.version), blob.pack(held.state))
 
     def _path(self, client: int, version: int) -> Path:
-        return self._folder / f"{client:07d}-{version:07d}.safetensors"
+        return state_path(self._folder, client, version)
+
+
+def state_path(folder: Path, client: int, version: int) -> Path:
+    """Where a store below `folder` keeps a client's state of a round."""
+    return folder / f"{client:07d}-{version:07d}.safetensors"
 
 
 class Stores(NamedTuple):

@@ -15,7 +15,9 @@ from fedsieve.methods import (
     flops,
     flops_pa,
     flops_pa_central,
+    gpi_fnm,
     local_only,
+    pfnm,
 )
 
 __all__ = [
@@ -33,5 +35,7 @@ __all__ = [
     "flops",
     "flops_pa",
     "flops_pa_central",
+    "gpi_fnm",
     "local_only",
+    "pfnm",
 ]

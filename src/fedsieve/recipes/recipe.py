@@ -19,6 +19,7 @@ from fedsieve.recipes.figure import Calculated
 TierName = Literal["smoke", "small", "full"]
 TIERS: tuple[TierName, ...] = get_args(TierName)
 Settings: TypeAlias = Mapping[str, Any]  # keywords of fedsieve.run
+Trial: TypeAlias = dict[str, dict[str, float]]  # row -> metric -> value
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,33 @@ class Recipe:
         return ", ".join(f"{n} {_word(here, n)} in place of {_word(there, n)}" for n in names)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StudyTier:
+    """Cells by name, and what rows of them are expected to give, as "cell: row"."""
+
+    cells: Mapping[str, Settings]
+    expected: Mapping[str, tuple[Expected, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Tables whose rows share one training, so that they are compared on the same networks.
+
+    A cell is a setting; `measure` makes one trial of it, with a seed, which has all rows.
+    """
+
+    name: str
+    title: str
+    source: str
+    tiers: Mapping[TierName, StudyTier]
+    measure: Callable[[Settings], Trial]
+
+    def datasets(self, tier: TierName) -> tuple[str, ...]:
+        """The data sets that a tier needs."""
+        cells = self.tiers[tier].cells.values()
+        return tuple(dict.fromkeys(str(cell.get("dataset", "digits")) for cell in cells))
+
+
 @dataclass(frozen=True)
 class Measured:
     """Mean and sample standard deviation over n seeds; no deviation for one."""
@@ -156,7 +184,7 @@ METRICS: dict[str, Callable[[Summary], float | None]] = {
     "macs_per_client": lambda s: s.flops_dense / s.num_clients,
 }
 
-AnyRecipe: TypeAlias = Recipe | Calculated
+AnyRecipe: TypeAlias = Recipe | Calculated | Study
 _recipes: dict[str, AnyRecipe] = {}
 
 

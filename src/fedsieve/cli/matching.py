@@ -1,0 +1,59 @@
+"""The part of `fedsieve inspect` that shows how a run matched its clients' neurons."""
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedsieve.core.errors import DataError
+from fedsieve.matching.picture import as_svg, as_text
+from fedsieve.matching.result import table
+from fedsieve.pieces import Matched, pieces, read_matched
+
+
+def show_matching(folder: Path, svg: Path | None) -> None:
+    """The last matching of a run: a table, a picture of each layer, and accuracies."""
+    matched = read_matched(folder)
+    if matched is None:
+        typer.echo("no checkpoint holds a matching yet")
+        return
+    typer.echo(f"\nmatching after round {matched.rounds}, {len(matched.clients)} clients")
+    for line in table(matched.labels, _objectives(matched)):
+        typer.echo(line)
+    names = [str(client) for client in matched.clients]
+    for number, labels in enumerate(matched.labels, 1):
+        typer.echo(f"layer {number}: clients by atoms, the most used first")
+        for line in as_text(labels, names):
+            typer.echo(line)
+        if svg is not None:
+            svg.mkdir(parents=True, exist_ok=True)
+            path = svg / f"layer{number}.svg"
+            path.write_text(as_svg(labels, names))
+            typer.echo(f"picture: {path}")
+    try:
+        _accuracies(folder)
+    except DataError as error:
+        typer.echo(f"accuracies need the run's data: {error}")
+
+
+def _objectives(matched: Matched) -> list[float | None]:
+    return [steps[-1][2] if steps else None for steps in matched.steps]
+
+
+def _accuracies(folder: Path) -> None:
+    whole, found = pieces(folder)
+    lines = Table("client", "local network", "its part of the global one", box=None)
+    for piece in found:
+        lines.add_row(
+            str(piece.client), f"{piece.local_accuracy:.3f}", f"{piece.part_accuracy:.3f}"
+        )
+    if not found:
+        return
+    lines.add_row(
+        "mean",
+        f"{sum(p.local_accuracy for p in found) / len(found):.3f}",
+        f"{sum(p.part_accuracy for p in found) / len(found):.3f}",
+    )
+    typer.echo(f"accuracy on all test data; the global network has {whole:.3f}")
+    Console().print(lines)

@@ -1,0 +1,178 @@
+"""Matching the neurons of one layer: a greedy pass, then sweeps that re-match client by client.
+
+Specification section 6. Nothing given is changed; atoms are numbered in order of appearance, those
+that a client opens in the order of its neurons.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from fedsieve.core.errors import ConfigError
+from fedsieve.matching.costs import (
+    PRESETS,
+    Atoms,
+    Floats,
+    Ints,
+    Problem,
+    Rule,
+    cost,
+    energy,
+    posterior_means,
+)
+
+Labels: TypeAlias = Mapping[int, Ints]  # client -> atom of each of its neurons
+
+
+class Step(NamedTuple):
+    """One re-matching; the objective F + 2 log(K_s!) never rises."""
+
+    client: int
+    before: float
+    after: float
+    atoms: int
+
+
+class LayerMatch(NamedTuple):
+    """One layer matched: labels by client, and what is known of each atom."""
+
+    labels: list[Ints]
+    means: Floats
+    counts: Ints
+    energy: float
+    steps: list[Step]
+
+
+class State(NamedTuple):
+    """Clients placed so far, and the atoms made of their neurons."""
+
+    labels: Labels
+    atoms: Atoms
+
+
+def match_layer(
+    problem: Problem, rule: Rule, order: Ints, start: Sequence[Ints] | None = None
+) -> LayerMatch:
+    """Match all clients' neurons.
+
+    Args:
+        problem: the neurons and their Gaussians.
+        rule: the settings of the cost.
+        order: (sweeps, clients), the clients in the order in which they are re-matched.
+        start: labels to begin with in place of the greedy pass.
+
+    Raises:
+        ConfigError: a client is wider than the preset's limit of atoms.
+    """
+    _check_limit(problem, rule)
+    state = _greedy(problem, rule) if start is None else _started(problem, start)
+    value, steps = energy(problem, rule, state.atoms), []
+    for sweep in order:
+        state = collect(problem, state.labels)  # afresh: no drift from repeated subtraction
+        for client in sweep.tolist():
+            before = value + log_orders(state, client)
+            state = place(problem, rule, remove(problem, state, client), client)
+            value = energy(problem, rule, state.atoms)
+            after = value + log_orders(state, client)
+            steps.append(Step(client, before, after, len(state.atoms.sums)))
+    state = collect(problem, state.labels)
+    return LayerMatch(
+        [state.labels[client] for client in range(problem.num_clients)],
+        posterior_means(problem, rule, state.atoms),
+        state.atoms.counts,
+        energy(problem, rule, state.atoms),
+        steps,
+    )
+
+
+def collect(problem: Problem, labels: Labels) -> State:
+    """The atoms that these labels make."""
+    size = max((int(own.max()) + 1 for own in labels.values()), default=0)
+    sums = np.zeros((size, len(problem.kinds)))
+    uses = np.zeros((size, problem.num_clients), np.bool_)
+    for client, own in sorted(labels.items()):
+        sums[own] += problem.shifted[client]
+        uses[own, client] = True
+    return State(labels, Atoms(sums, uses))
+
+
+def remove(problem: Problem, state: State, client: int) -> State:
+    """The state without a client; atoms of its own disappear, the others close ranks."""
+    sums, uses = state.atoms.sums.copy(), state.atoms.uses.copy()
+    sums[state.labels[client]] -= problem.shifted[client]
+    uses[:, client] = False
+    is_used = uses.any(1)
+    number = np.cumsum(is_used) - 1
+    labels = {c: number[own] for c, own in state.labels.items() if c != client}
+    return State(labels, Atoms(sums[is_used], uses[is_used]))
+
+
+def place(problem: Problem, rule: Rule, state: State, client: int) -> State:
+    """The state with a client: each of its neurons joins an atom or opens one, at least cost."""
+    size = len(state.atoms.sums)
+    labels = cheapest(cost(problem, rule, state.atoms, client), size)
+    is_new = labels >= size
+    labels[is_new] = size + np.arange(is_new.sum())
+    opened = int(is_new.sum())
+    sums = np.vstack([state.atoms.sums, np.zeros((opened, state.atoms.sums.shape[1]))])
+    uses = np.vstack([state.atoms.uses, np.zeros((opened, problem.num_clients), np.bool_)])
+    sums[labels] += problem.shifted[client]
+    uses[labels, client] = True
+    return State({**state.labels, client: labels}, Atoms(sums, uses))
+
+
+def cheapest(costs: Floats, used: int) -> Ints:
+    """The column of each row in an assignment of least cost; the first `used` are atoms in use.
+
+    With as many new columns as rows one is always free, at no more than the last one's cost. An
+    atom that costs every row more than that is in no best assignment, and the solver is spared it.
+    """
+    rows, new = len(costs), costs.shape[1] - used
+    offered = np.ones(costs.shape[1], np.bool_)
+    if new == rows:
+        offered[:used] = (costs[:, :used] <= costs[:, -1:]).any(0)
+    columns = np.flatnonzero(offered)
+    _, chosen = linear_sum_assignment(costs[:, columns])
+    found: Ints = columns[chosen]
+    return found
+
+
+def log_orders(state: State, client: int) -> float:
+    """2 log(K_s!), K_s the number of atoms that the client alone uses."""
+    alone = int((state.atoms.counts[state.labels[client]] == 1).sum())
+    return 2 * math.lgamma(alone + 1)
+
+
+def _greedy(problem: Problem, rule: Rule) -> State:
+    """Widest client first, ties by index; its neurons are the first atoms."""
+    widths = [len(own) for own in problem.shifted]
+    first, *others = sorted(range(problem.num_clients), key=lambda c: -widths[c])
+    state = collect(problem, {first: np.arange(widths[first])})
+    for client in others:
+        state = place(problem, rule, state, client)
+    return state
+
+
+def _started(problem: Problem, start: Sequence[Ints]) -> State:
+    """Given labels, numbered without gaps."""
+    for client, (own, neurons) in enumerate(zip(start, problem.shifted, strict=True)):
+        if len(own) != len(neurons) or len(np.unique(own)) < len(own):
+            raise ConfigError(
+                f"matching: starting labels of client {client} must give each of its "
+                f"{len(neurons)} neurons an atom of its own, found {own}."
+            )
+    _, flat = np.unique(np.concatenate(list(start)), return_inverse=True)
+    edges = np.cumsum([len(own) for own in start])[:-1]
+    return collect(problem, dict(enumerate(np.split(flat.astype(np.int64), edges))))
+
+
+def _check_limit(problem: Problem, rule: Rule) -> None:
+    limit, widest = PRESETS[rule.preset].max_atoms, max(len(own) for own in problem.shifted)
+    if limit is not None and widest > limit:
+        raise ConfigError(
+            f"matching: a client has {widest} neurons in a layer, preset {rule.preset!r} allows "
+            f"{limit} atoms, so that some would have no place. Use preset 'paper'."
+        )

@@ -1,0 +1,220 @@
+"""PFNM: clients' neurons are matched to global atoms; the fused network finds its own width.
+
+Paper    Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML
+         2019, with its program (specification neural_matching, sections 3, 6, 8 and 9).
+Symbols  theta -> server.weights   A^s -> server.labels   J_s -> width   gamma_0 -> gamma0
+         sigma^2, sigma_0^2 -> sigma2, sigma0_2 (variances)   f_sk -> shares of up.classes
+Differs  convolution filters are matched as neurons are. The program has all clients in every
+         round; here those of the round are matched, and one that was not in the round before
+         starts from the most used atoms. A client without a network starts from its own draw.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.core import keys, local, tree
+from fedsieve.core.errors import ConfigError
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Count, Dense, Exact, Params
+from fedsieve.core.method import Batch, Batches, Method, Metrics, Task, register
+from fedsieve.core.optimisers import Adam, Exponential, Optimiser, Schedule
+from fedsieve.core.options import in_range
+from fedsieve.core.priors import Gaussian
+from fedsieve.matching import Settings, match_networks, visiting_orders
+from fedsieve.matching.costs import Ints, PresetName
+from fedsieve.matching.layout import Layout, layout_of
+
+CLASSES = "classes"
+
+
+class Server(NamedTuple):
+    weights: Params
+    labels: Params  # "client.layer" -> atoms, of the clients matched last
+    steps: Params  # "layer" -> (re-matchings, 4): client, objective before and after, atoms
+    rounds: int
+
+
+class State(NamedTuple):
+    client: int
+    weights: Params  # as last trained; empty before
+
+
+class Down(NamedTuple):
+    weights: Dense  # the client's part of the global network; empty in the first round
+    rounds: Count
+
+
+class Up(NamedTuple):
+    weights: Dense
+    classes: Exact  # how many examples of each class
+    client: Count
+
+
+@register("pfnm")
+@dataclass(frozen=True, kw_only=True)
+class Pfnm(Method[Server, State, Down, Up]):
+    """Probabilistic federated neural matching."""
+
+    task: Task
+    sigma2: tuple[float, ...] = (1.0,)  # variance of neurons around their atom; one, or per layer
+    sigma0_2: tuple[float, ...] = (1.0,)  # variance of atoms around the prior mean
+    gamma0: tuple[float, ...] = (1.0,)  # mass of the Beta process: more keeps more atoms
+    preset: PresetName = "paper"  # or the choices of the published program
+    padding: Literal["full", "zero"] = "full"  # weights to neurons a client lacks: 0, or unknown
+    sweeps: int = 5  # re-matchings of all clients in the first round
+    later_sweeps: int = 3  # and in later ones, which start from the labels before
+    width_shares: tuple[float, ...] = (1.0,)  # client c has width_shares[c mod length] of the width
+    reg: float = 1e-6  # L2 in a client's first round, then a tie to where the round started
+    reg_factor: float = 0.0  # of the tie, from each round to the next
+    first_epochs: int | None = None  # passes in the first round, in place of `epochs`
+    lr: float = 0.01  # client learning rate
+    schedule: Schedule = Exponential(0.99)  # of the client learning rate, over rounds
+    optimiser: Optimiser = Adam(amsgrad=True)  # of the client; fresh in every round
+
+    def __post_init__(self) -> None:
+        layers = len(self._layout.hidden)
+        self.settings.rules(layers)
+        self.settings.variances(layers)
+        for share in self.width_shares or (0.0,):
+            in_range("pfnm: width_shares", share, 0, 1, above=True)
+        for name in ("sweeps", "later_sweeps", "reg", "reg_factor"):
+            in_range(f"pfnm: {name}", getattr(self, name), 0)
+        in_range("pfnm: first_epochs", 1 if self.first_epochs is None else self.first_epochs, 1)
+        in_range("pfnm: lr", self.lr, 0, above=True)
+        if self.task.kind != "classes":
+            raise ConfigError(f"pfnm: the data has {self.task.kind}, matching needs classes.")
+
+    @property
+    def settings(self) -> Settings:
+        """Hyper-parameters of the matching."""
+        return Settings(
+            preset=self.preset,
+            sigma2=self.sigma2,
+            sigma0_2=self.sigma0_2,
+            gamma0=self.gamma0,
+            padding=self.padding,
+        )
+
+    def init_server(self, key: Key) -> Server:
+        return Server(self.task.init_params(fold(key, "weights")), {}, {}, 0)
+
+    def init_client(self, client: int, key: Key) -> State:
+        return State(client, {})
+
+    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+        labels = self.labels(server, client)
+        if labels is None:
+            return Down({}, server.rounds)
+        return Down(self._layout.part(server.weights, labels), server.rounds)
+
+    def client_update(
+        self, down: Down, state: State, data: Batches, key: Key
+    ) -> tuple[Up, State, Metrics]:
+        first = down.weights or self.fresh(state.client, fold(key, "weights"))
+        if down.rounds == 0:
+            prior, centre = Gaussian(self.reg), tree.map_leaves(torch.zeros_like, first)
+        else:
+            tie = self.reg * self.reg_factor ** (down.rounds - 1)
+            prior, centre = Gaussian(tie), {n: first[n] for n in self.task.graph.maskable}
+
+        def objective(weights: Params, batch: Batch, key: Key) -> Tensor:
+            loss = self.task.loss(weights, batch, key)
+            penalty = prior.penalty({n: weights[n] for n in centre}, centre)
+            return loss if penalty is None else loss + penalty
+
+        trained = local.train(
+            objective,
+            first,
+            self._work(data, down.rounds, key),
+            self.optimiser,
+            lr=self.lr * self.schedule.factor(down.rounds),
+            key=key,
+        )
+        up = Up(trained.params, {CLASSES: self._classes(data)}, state.client)
+        used = self._layout.used(first)
+        metrics = Metrics(trained.processed, {"train_loss": trained.loss}, used)
+        return up, State(state.client, trained.params), metrics
+
+    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
+        layout, clients = self._layout, [reply.client for reply in replies]
+        before = [found for c in clients if (found := self.labels(server, c)) is not None]
+        start = [list(own) for own in zip(*before, strict=True)]
+        is_warm = len(before) == len(replies)
+        sweeps = self.later_sweeps if is_warm else self.sweeps
+        matching = match_networks(
+            [layout.network(reply.weights) for reply in replies],
+            np.stack([reply.classes[CLASSES].numpy() for reply in replies]),
+            self.settings,
+            visiting_orders(fold(key, "matching"), len(layout.hidden), sweeps, len(replies)),
+            start=start if is_warm else None,
+            blocks=layout.blocks,
+        )
+        labels = {
+            f"{client}.{layer}": torch.from_numpy(own[place])
+            for place, client in enumerate(clients)
+            for layer, own in enumerate(matching.assignments)
+        }
+        steps = {
+            str(layer): torch.tensor(matched.steps, dtype=torch.float64).reshape(-1, 4)
+            for layer, matched in enumerate(matching.layers)
+        }
+        weights = layout.params(matching.global_weights)
+        return Server(weights, labels, steps, server.rounds + 1)
+
+    def deploy(self, server: Server, state: State | tuple[()]) -> Params:
+        return server.weights
+
+    def figures(self, server: Server) -> dict[str, float]:
+        widths = [len(server.weights[str(x.bias)]) for x in self._layout.layers[:-1]]
+        return {f"atoms_{i}": float(width) for i, width in enumerate(widths, 1)}
+
+    def labels(self, server: Server, client: int) -> list[Ints] | None:
+        """The client's atoms in each layer: those matched, else the most used; None if too few."""
+        if not server.rounds:
+            return None
+        found = []
+        for layer, width in enumerate(self._widths(client)):
+            known = server.labels.get(f"{client}.{layer}")
+            if known is None:
+                used = [v for name, v in server.labels.items() if name.endswith(f".{layer}")]
+                counts = torch.cat(used).bincount()
+                known = counts.argsort(descending=True, stable=True)[:width]
+            if len(known) < width:
+                return None
+            found.append(known.numpy())
+        return found
+
+    @property
+    def _layout(self) -> Layout:
+        return layout_of(self.task.graph, "pfnm")
+
+    def _widths(self, client: int) -> list[int]:
+        share = self.width_shares[client % len(self.width_shares)]
+        return [max(1, round(share * width)) for width in self._layout.hidden]
+
+    def fresh(self, client: int, key: Key) -> Params:
+        """A first network of the client's own widths: weights N(0, 0.01), biases 0.1."""
+        whole = {
+            name: 0.1
+            * (keys.normal(fold(key, name), x.shape) if x.dim() > 1 else torch.ones_like(x))
+            for name, x in self.task.init_params(key).items()
+        }
+        return self._layout.part(whole, [np.arange(width) for width in self._widths(client)])
+
+    def _work(self, data: Batches, rounds: int, key: Key) -> Iterator[Batch]:
+        if rounds or self.first_epochs is None:
+            return data.work(key)
+        passes = range(self.first_epochs)
+        return (batch for i in passes for batch in data.epoch(fold(key, "epoch", i)))
+
+    def _classes(self, data: Batches) -> Tensor:
+        size = self._layout.layers[-1].shape[0]
+        counts = torch.zeros(size, dtype=torch.int64)
+        for batch in data.ordered():
+            counts += torch.bincount(batch.y, minlength=size)
+        return counts.to(torch.int32)
