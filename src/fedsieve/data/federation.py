@@ -58,6 +58,11 @@ class Federation:
         """Test (and validation) shards: one for each client of the partition."""
         return len(self.partition.test)
 
+    @cached_property
+    def test_union(self) -> Tensor:
+        """All test examples that belong to a client, ascending."""
+        return torch.cat(self.partition.test).sort().values
+
     def examples(self, client: int) -> int:
         """How many training examples a client holds."""
         return len(self._train[client])

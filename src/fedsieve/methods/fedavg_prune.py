@@ -11,7 +11,7 @@ from fedsieve.core import masks
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
-from fedsieve.methods.em import Server
+from fedsieve.methods.em import Memory, Server
 from fedsieve.methods.fedavg import FedAvg
 
 
@@ -26,8 +26,10 @@ class FedAvgPrune(FedAvg):
         super().__post_init__()
         in_range("target_density", self.target_density, 0, 1, above=True)
 
-    def deploy(self, server: Server, state: tuple[()]) -> Params:
+    def deploy(self, server: Server, state: Memory) -> Params | None:
+        weights = super().deploy(server, state)
+        if weights is None:
+            return None
         names = self.task.graph.maskable
-        size = sum(server.weights[n].numel() for n in names)
-        kept = masks.count_at(self.target_density, size)
-        return masks.apply(server.weights, masks.top_k(server.weights, names, kept))
+        kept = masks.count_at(self.target_density, sum(weights[n].numel() for n in names))
+        return masks.apply(weights, masks.top_k(weights, names, kept))
