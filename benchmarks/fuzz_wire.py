@@ -34,7 +34,7 @@ with atheris.instrument_imports(include=["fedsieve.wire"]) if atheris else nullc
     from fedsieve.core.keys import fold
     from fedsieve.core.message import Bits, Count, Dense, Exact, Kept, Mask, Params, Scalar
     from fedsieve.wire.codec import Coding, Decoder, Known, Recall, encode, masks_of
-    from fedsieve.wire.frame import open_frame
+    from fedsieve.wire.frame import NAME_BYTES, VERSION, open_frame
     from fedsieve.wire.precision import PRECISIONS
     from fedsieve.wire.schema import DTYPES, schema_of
 
@@ -108,8 +108,9 @@ def make_case(sources: list[Source], seed: int, number: int) -> Case:
     packed = msgspec.msgpack.encode(header)
     if dice.random() < 0.05:
         packed = _scrambled(packed, dice)
-    body = struct.pack("<4sHHI", b"FSV1", 1, 0, len(packed)) + packed
-    return Case(source, _checked(body + b"".join(frame.masks + frame.values)), is_sealed=True)
+    body = struct.pack("<4sHHI", b"FSV1", VERSION, 0, len(packed)) + packed
+    blocks = frame.names + frame.masks + frame.values
+    return Case(source, _checked(body + b"".join(blocks)), is_sealed=True)
 
 
 def is_refused(case: Case) -> bool:
@@ -182,9 +183,10 @@ def _source(message: Any, known: Known, coding: Coding) -> Source:
 
 
 class _Open(NamedTuple):
-    """Header, as plain lists, and blocks of a frame."""
+    """Header, as plain lists, names of held masks, and blocks of a frame."""
 
     header: list[Any]
+    names: list[bytes]
     masks: list[bytes]
     values: list[bytes]
 
@@ -193,7 +195,9 @@ def _opened(data: bytes) -> _Open:
     sections = open_frame(data)
     (size,) = struct.unpack_from("<I", data, 8)
     header: list[Any] = msgspec.msgpack.decode(data[12 : 12 + size])
-    return _Open(header, [bytes(b) for b in sections.masks], [bytes(b) for b in sections.values])
+    names = [m.base.to_bytes(NAME_BYTES, "little") for m in sections.masks if m.base is not None]
+    masks = [bytes(mask.data) for mask in sections.masks]
+    return _Open(header, names, masks, [bytes(block) for block in sections.values])
 
 
 def _checked(body: bytes) -> bytes:
@@ -219,7 +223,8 @@ def _flipped(data: bytes, dice: random.Random) -> bytes:
 
 def _forged(frame: _Open, other: Source, dice: random.Random) -> _Open:
     """One part of a frame replaced; whoever does this can make the rest fit."""
-    header, masks, values = list(frame.header), list(frame.masks), list(frame.values)
+    header, names = list(frame.header), list(frame.names)
+    masks, values = list(frame.masks), list(frame.values)
     foreign = _opened(other.data)
     match dice.choice(("block", "block", "splice", "lengths", "bases", "numbers", "how", "schema")):
         case "block" | "splice" as part:
@@ -228,22 +233,27 @@ def _forged(frame: _Open, other: Source, dice: random.Random) -> _Open:
             pieces = [*foreign.masks, *foreign.values, *masks, *values, b""]
             is_splice = part == "splice"
             blocks[at] = dice.choice(pieces) if is_splice else _scrambled(blocks[at], dice)
-            header[1:3] = [len(mask) for mask in masks], [len(value) for value in values]
+            is_change = [type(n) is int and n < 0 for n in header[1]] + [False] * len(masks)
+            header[1] = [~len(m) if c else len(m) for m, c in zip(masks, is_change, strict=False)]
+            header[2] = [len(value) for value in values]
         case "lengths":
             at = dice.choice((1, 2))
             header[at] = _lengths(header[at], dice)
         case "bases":
-            held = [*other.recall, *frame.header[3], 0, 1, -1, 2**64 - 1]
-            header[3] = dice.choices(held, k=dice.choice((len(masks), len(masks), 1, 3)))
+            is_change = [dice.random() < 0.7 for _ in masks]
+            header[1] = [~len(m) if c else len(m) for m, c in zip(masks, is_change, strict=True)]
+            held = [mark.to_bytes(NAME_BYTES, "little") for mark in other.recall]
+            some = [*held, *frame.names, bytes(NAME_BYTES), dice.randbytes(NAME_BYTES), b""]
+            names = dice.choices(some, k=sum(is_change))
         case "numbers":
-            header[4] = _mutated(header[4], dice)
+            header[3] = _mutated(header[3], dice)
         case "how":
-            header[5] = dice.choice((0, 1, 2, 3, 4, -1, 255))
+            header[4] = dice.choice((0, 1, 2, 3, 4, -1, 255))
         case "schema":
-            parts = msgspec.msgpack.decode(header[6] or foreign.header[6] or b"\x91\x90")
-            header[6] = msgspec.msgpack.encode(_mutated(parts, dice))
-            header[0] = xxhash.xxh3_64_intdigest(header[6])
-    return _Open(header, masks, values)
+            parts = msgspec.msgpack.decode(header[5] or foreign.header[5] or b"\x91\x90")
+            header[5] = msgspec.msgpack.encode(_mutated(parts, dice))
+            header[0] = xxhash.xxh3_64_intdigest(header[5])
+    return _Open(header, names, masks, values)
 
 
 def _lengths(lengths: list[int], dice: random.Random) -> list[int]:

@@ -67,13 +67,13 @@ def mask_bytes(played, direction):
     return sum(m.mask_bytes for m in played.messages if m.direction == direction)
 
 
-def test_masks_that_stay_cost_one_byte_after_they_were_sent(tmp_path):
+def test_masks_that_stay_cost_their_names_alone_after_they_were_sent(tmp_path):
     rounds = rounds_of(job_of(lr=1e-7), tmp_path)  # no weight overtakes another
     first, second, third = rounds.play(rounds.start())
     assert mask_bytes(first, "down") > 5 * 40  # 88 of 888 positions: 52 bytes at the limit
-    assert mask_bytes(first, "up") == 5  # coded against the broadcast's
+    assert mask_bytes(first, "up") == 0  # coded against the broadcast's
     for played in (second, third):
-        assert mask_bytes(played, "down") == mask_bytes(played, "up") == 5
+        assert mask_bytes(played, "down") == mask_bytes(played, "up") == 0
 
 
 def test_masks_that_change_cost_less_than_whole_ones(tmp_path):

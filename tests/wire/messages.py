@@ -49,22 +49,24 @@ FLOATS = bytes([0]) + struct.pack("<3f", 1.5, -2.0, 0.25)  # as they are
 GATES = bytes([7, 8, 9])  # no tag: values that are not float32 stand raw
 
 
-def sealed(header: bytes, blocks: bytes, magic=b"FSV1", version=1, flags=0) -> bytes:
+def sealed(header: bytes, blocks: bytes, magic=b"FSV1", version=2, flags=0) -> bytes:
     """A frame with a right checksum around anything."""
     body = struct.pack("<4sHHI", magic, version, flags, len(header)) + header + blocks
     return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
 
 
-def forged(schema=GOLDEN_SCHEMA, mask=MASK, floats=FLOATS, others=GATES, more=(), **changes):
+def forged(
+    schema=GOLDEN_SCHEMA, mask=MASK, floats=FLOATS, others=GATES, names=b"", more=(), **changes
+):
     """A frame that is consistent but for the `changes` of its header; bytes are taken as packed."""
     packed = schema if isinstance(schema, bytes) else msgspec.msgpack.encode(schema)
     header = {
         "mark": xxhash.xxh3_64_intdigest(packed),
         "masks": [len(mask)],
         "values": [len(floats), len(others)],
-        "bases": [0],
         "numbers": [0.5, 300],
         "precision": 0,
         "announced": packed,
     } | changes
-    return sealed(msgspec.msgpack.encode([*header.values(), *more]), mask + floats + others)
+    blocks = names + mask + floats + others
+    return sealed(msgspec.msgpack.encode([*header.values(), *more]), blocks)

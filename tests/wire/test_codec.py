@@ -14,10 +14,11 @@ from fedsieve.core import tree
 from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key
 from fedsieve.core.message import Bits, Dense, Exact, Kept, Params
+from fedsieve.wire import schema as schemas
 from fedsieve.wire.codec import Coding, Decoder, Known, UnheldError, encode, masks_of
 from fedsieve.wire.frame import open_frame
 from fedsieve.wire.precision import PRECISIONS
-from fedsieve.wire.schema import DTYPES, schema_of
+from fedsieve.wire.schema import DTYPES, MAX_SCHEMAS, schema_of
 from wire.messages import GOLDEN_SCHEMA, Nothing, Up, small
 
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
@@ -66,6 +67,11 @@ def masked(density, seed=0, shape=(40, 3, 5, 5)):
     weight = torch.randn(shape, generator=generator)
     mask = torch.rand(shape, generator=generator) < density
     return small()._replace(weights={"w": weight}, mask={"w": mask})
+
+
+def bases(payload):
+    """Names of the held masks that a frame refers to."""
+    return [mask.base for mask in open_frame(payload.data).masks]
 
 
 def flipped(message, count, seed=0):
@@ -178,7 +184,7 @@ def test_a_frame_coded_against_a_held_mask_is_short_and_needs_it():
     assert tree.equal(Decoder().decode(change.data, Up, held), received(after))
     (mark,) = held
     for recall in (None, {}, masks_of(after), {mark: held[mark][1:]}):
-        with pytest.raises(UnheldError, match=f"mask: mask {mark:016x} is not held here"):
+        with pytest.raises(UnheldError, match=f"mask: mask {mark:014x} is not held here"):
             Decoder().decode(change.data, Up, recall)
 
 
@@ -200,15 +206,25 @@ def test_another_mask_under_the_hash_gives_a_message_of_the_right_shape_or_an_er
     assert refused  # another number of values is kept than was sent
 
 
-def test_an_unchanged_mask_costs_at_most_twelve_bytes():
-    message = masked(0.3, shape=(1000, 500))
-    held = masks_of(message)
-    payload = encode(message, Known(masks=held))
-    header = open_frame(payload.data).header
-    without = msgspec.structs.replace(header, masks=(), bases=())
-    in_header = len(msgspec.msgpack.encode(header)) - len(msgspec.msgpack.encode(without))
-    assert (payload.mask_bytes, in_header) == (1, 1 + 9)  # SAME; its length and a hash
-    assert tree.equal(Decoder().decode(payload.data, Up, held), received(message))
+def test_an_unchanged_mask_costs_eight_bytes():
+    class Pair(NamedTuple):
+        first: Bits
+        second: Bits
+
+    class One(NamedTuple):
+        first: Bits
+
+    rng = np.random.default_rng(0)
+    first, second = ({"w": torch.from_numpy(rng.random((1000, 500)) < 0.3)} for _ in range(2))
+    pair, one = Pair(first, second), One(first)
+    held = masks_of(pair)
+    known = Known(frozenset({schema_of(pair)[1], schema_of(one)[1]}), held)
+    two, single = encode(pair, known), encode(one, known)
+    assert len(two.data) - len(single.data) == 8
+    assert two.mask_bytes == 0  # a name and a length, both counted as header
+    decoder = Decoder()
+    decoder.learn(schema_of(pair)[0].packed())
+    assert tree.equal(decoder.decode(two.data, Pair, held), pair)
 
 
 def test_the_nearest_of_several_held_masks_is_chosen():
@@ -216,9 +232,9 @@ def test_the_nearest_of_several_held_masks_is_chosen():
     far, near, other = flipped(message, 50), flipped(message, 5), masked(0.9, 1, (10, 10))
     held = masks_of(far) | masks_of(near) | masks_of(other)
     payload = encode(message, Known(masks=held))
-    assert open_frame(payload.data).header.bases == tuple(masks_of(near))
+    assert bases(payload) == list(masks_of(near))
     assert payload.mask_bytes < encode(message, Known(masks=masks_of(far))).mask_bytes
-    assert open_frame(encode(message, Known(masks=masks_of(other))).data).header.bases == (0,)
+    assert bases(encode(message, Known(masks=masks_of(other)))) == [None]
     assert tree.equal(Decoder().decode(payload.data, Up, held), received(message))
 
 
@@ -234,7 +250,7 @@ def test_a_mask_is_named_by_its_bits_and_shapes():
     marks = [next(iter(masks_of(small()._replace(weights={}, mask=m)))) for m in variants]
     assert len(set(marks)) == len(variants)
     assert list(masks_of(small()._replace(weights={}, mask={"b": mask}))) == marks[:1]  # no names
-    assert all(0 < mark < 2**64 for mark in marks)
+    assert all(0 <= mark < 2**56 for mark in marks)
 
 
 def test_what_an_end_holds_is_its_own_memory():
@@ -336,6 +352,24 @@ def test_several_fields_may_share_a_mask_or_have_their_own():
     assert back.z["w"].tolist() == [0, 6, 0, 12, 15]
     held = masks_of(message)
     again = encode(message, Known(masks=held))
-    assert open_frame(again.data).header.bases == tuple(held)  # each its own
-    assert again.mask_bytes == 2
+    assert bases(again) == list(held)  # each its own
+    assert again.mask_bytes == 0
     assert tree.equal(Decoder().decode(again.data, Two, held), back)
+
+
+def test_an_end_remembers_the_schemas_used_last():
+    def sized(number):
+        return small()._replace(gates={"g": torch.zeros(number)})
+
+    decoder, first = Decoder(), sized(0)
+    mark = schema_of(first)[1]
+    for number in range(MAX_SCHEMAS + 40):
+        decoder.decode(encode(sized(number)).data, Up)
+        decoder.decode(encode(first, Known(frozenset({mark}))).data, Up)
+        assert len(decoder.schemas) <= MAX_SCHEMAS
+        assert len(schemas._known) <= MAX_SCHEMAS
+    assert list(decoder.schemas)[-2:] == [schema_of(sized(MAX_SCHEMAS + 39))[1], mark]
+    forgotten = sized(1)
+    with pytest.raises(UnheldError, match="was never announced"):
+        decoder.decode(encode(forgotten, Known(frozenset({schema_of(forgotten)[1]}))).data, Up)
+    assert tree.equal(decoder.decode(encode(forgotten).data, Up), forgotten)  # told again

@@ -88,7 +88,7 @@ ROUNDED_SCHEMA = listed(
 
 def framed(header, *blocks):
     """Fixed part, header, blocks, checksum."""
-    body = b"FSV1" + struct.pack("<HHI", 1, 0, len(header)) + header + b"".join(blocks)
+    body = b"FSV1" + struct.pack("<HHI", 2, 0, len(header)) + header + b"".join(blocks)
     return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
 
 
@@ -98,7 +98,6 @@ def whole_frame():
         u64(xxhash.xxh3_64_intdigest(UP_SCHEMA)),
         listed(tiny(2)),  # one mask block: BITMAP, four bits
         listed(tiny(13), tiny(3)),  # weights: RAW, three floats; gates: three bytes
-        listed(tiny(0)),  # the mask changes no other
         listed(f64(0.5), u16(300)),  # dual and examples
         tiny(0),  # fp32
         binary(UP_SCHEMA),
@@ -115,18 +114,18 @@ def change_frame():
     """The same layout again, int8, the receiver holding schema and mask."""
     layout = xxhash.xxh3_64_intdigest(b"((2, 2),)")  # rows and columns, as Python writes them
     mask = xxhash.xxh3_64_intdigest(bytes([0b10010000]), seed=layout)  # highest bit first
+    name = struct.pack("<Q", mask)[1:]  # all but the lowest byte
     header = listed(
         u64(xxhash.xxh3_64_intdigest(UP_SCHEMA)),
-        listed(tiny(1)),  # SAME
+        listed(b"\xff"),  # -1: nothing changes in a mask that is held
         listed(tiny(8), tiny(3)),  # a scale, RAW and three numbers; gates
-        listed(u64(mask)),
         listed(f64(0.5), u16(300)),
         tiny(3),  # int8
         binary(b""),  # the schema is known
     )
     return framed(
         header,
-        bytes([0]),
+        name,
         struct.pack("<f", 127) + bytes([0]) + struct.pack("3b", 127, -64, 3),
         bytes([7, 8, 9]),
     )
@@ -139,7 +138,6 @@ def rounded_frame():
         u64(xxhash.xxh3_64_intdigest(ROUNDED_SCHEMA)),
         listed(),
         listed(tiny(11), tiny(9)),  # RAW and 5 * 2 bytes; RAW and 2 * 4 bytes
-        listed(),
         listed(),
         tiny(1),  # bf16
         binary(ROUNDED_SCHEMA),
@@ -162,20 +160,20 @@ def rounded():
 
 
 WHOLE = (
-    "46535631010000009200000097cfa4f2f29699eb2b739102920d03910092cb3fe0000000000000cd012c00c4"
-    "71919593a777656967687473a96b6570743a6d61736b9293a177a2663492020293a162a26634910193a46475"
-    "616ca67363616c61729093a46d61736ba4626974739193a177a2623192020293a56761746573a564656e7365"
-    "9193a167a27531910393a86578616d706c6573a5636f756e74900209000000c03f000000c00000803e070809"
-    "e58860c775d0c592"
+    "46535631020000009000000096cfa4f2f29699eb2b739102920d0392cb3fe0000000000000cd012c00c47191"
+    "9593a777656967687473a96b6570743a6d61736b9293a177a2663492020293a162a26634910193a46475616c"
+    "a67363616c61729093a46d61736ba4626974739193a177a2623192020293a56761746573a564656e73659193"
+    "a167a27531910393a86578616d706c6573a5636f756e74900209000000c03f000000c00000803e0708093d16"
+    "b73c9c930d83"
 )
 CHANGE = (
-    "46535631010000002900000097cfa4f2f29699eb2b73910192080391cfa666012765f81e3292cb3fe0000000"
-    "000000cd012c03c400000000fe42007fc0030708098fcb4c5a99bbb327"
+    "46535631020000001f00000096cfa4f2f29699eb2b7391ff92080392cb3fe0000000000000cd012c03c4001e"
+    "f865270166a60000fe42007fc0030708098a0aed83b2a5105d"
 )
 ROUNDED = (
-    "46535631010000004400000097cfa62dee7333dbcfd990920b09909001c431919293a777656967687473a564"
-    "656e73659193a177a26634910593a6736861726573a565786163749193a173a26634910200803f00c0003f40"
-    "40000000cdcccc3d6666663fde5e5cbc71c6f9d8"
+    "46535631020000004300000096cfa62dee7333dbcfd990920b099001c431919293a777656967687473a56465"
+    "6e73659193a177a26634910593a6736861726573a565786163749193a173a26634910200803f00c0003f4040"
+    "000000cdcccc3d6666663fac6eb03d0420268a"
 )
 KNOWN = Known(frozenset({schema_of(small())[1]}), masks_of(small()))
 FRAMES = {
@@ -223,7 +221,7 @@ def test_the_hand_written_msgpack_is_msgpack():
 
 
 def test_numbers_in_frames_keep_their_meaning():
-    assert (MAGIC, VERSION) == (b"FSV1", 1)
+    assert (MAGIC, VERSION) == (b"FSV1", 2)
     assert PRECISIONS == ("fp32", "bf16", "fp16", "int8")
     assert list(DTYPES) == ["f4", "f8", "f2", "i4", "i8", "u1", "b1"]
     for code, dtype in DTYPES.items():

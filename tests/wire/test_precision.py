@@ -12,14 +12,19 @@ from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Dense, Exact
 from fedsieve.methods.fedmix import SHARES, Down
+from fedsieve.wire import precision as precision_of
 from fedsieve.wire.codec import Coding, Decoder, encode
-from fedsieve.wire.precision import GROUP, PRECISIONS, decode_floats, encode_floats
+from fedsieve.wire.precision import GROUP, PRECISIONS, decode_floats
 
 SPECIAL = np.array(
     [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.17549435e-38, 3.4028235e38, -3.4028235e38, np.inf, -np.inf],
     np.float32,
 )
 STEP = 1.00001 / 127  # of a scale, with what float32 arithmetic adds
+
+
+def encode_floats(values, precision, key):
+    return b"".join(precision_of.encode_floats([values], precision, key))
 
 
 def sent(values, precision, key=0):

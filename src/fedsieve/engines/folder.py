@@ -108,7 +108,7 @@ class RunFolder:
         saved = Saved(
             position.done,
             {
-                str(client): (sorted(link.down), sorted(link.up), list(link.masks))
+                str(client): (list(link.down), list(link.up), list(link.masks))
                 for client, link in position.links.items()
             },
             position.schemas,
@@ -137,7 +137,7 @@ class RunFolder:
             store.restore(_versions(saved, name))
         server = blob.read(server_kind, found[-1] / "server.safetensors")
         links: Links = {
-            int(client): Link(frozenset(down), frozenset(up), tuple(masks))
+            int(client): Link(tuple(down), tuple(up), tuple(masks))
             for client, (down, up, masks) in saved.links.items()
         }
         table = {mark: Packed(bits, size) for mark, bits, size in saved.masks}

@@ -1,5 +1,6 @@
 """The server's side of the links: what goes to each client, encoded once where it is the same."""
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedsieve.core.keys import Key, fold
@@ -13,13 +14,23 @@ from fedsieve.wire.inspect import Frame
 from fedsieve.wire.precision import Precision
 from fedsieve.wire.schema import Hash, schema_of
 
+KEPT_SCHEMAS = 8  # of each direction of a link
+
 
 class Link(NamedTuple):
     """What both ends of a client's link hold, by hash."""
 
-    down: frozenset[Hash] = frozenset()  # schemas of broadcasts
-    up: frozenset[Hash] = frozenset()  # schemas of replies
+    down: tuple[Hash, ...] = ()  # schemas of broadcasts, the last ones
+    up: tuple[Hash, ...] = ()  # schemas of replies, the last ones
     masks: tuple[Hash, ...] = ()  # of the last exchange
+
+    def told(self, down: Iterable[Hash] = (), up: Iterable[Hash] = ()) -> "Link":
+        """The link once these schemas have been used; an older one may be forgotten."""
+        return self._replace(down=_newest(self.down, down), up=_newest(self.up, up))
+
+
+def _newest(held: tuple[Hash, ...], more: Iterable[Hash]) -> tuple[Hash, ...]:
+    return tuple(dict.fromkeys((*more, *reversed(held))))[:KEPT_SCHEMAS][::-1]
 
 
 Links: TypeAlias = dict[int, Link]
@@ -59,7 +70,7 @@ class Post:
         schema, mark = schema_of(message)
         is_told, held = mark in link.down, link.masks if self._masks else ()
         if (is_told, held) not in self._letters:
-            known = Known(link.down, recall(self._table, held))
+            known = Known(frozenset(link.down), recall(self._table, held))
             self._letters[is_told, held] = Letter(
                 encode(message, known, self._coding),
                 self._method.paper_bytes(message),

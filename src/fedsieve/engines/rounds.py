@@ -118,7 +118,7 @@ class Rounds:
             letter, before = letters[reply.client], links.get(reply.client, Link())
             told = {schema_of(up)[1]} if reply.up.data else set[Hash]()
             held = letter.masks | (masks_of(up) if reply.up.data else {})
-            links[reply.client] = Link(before.down | letter.mark, before.up | told, tuple(held))
+            links[reply.client] = before.told(letter.mark, told)._replace(masks=tuple(held))
             masks = remember(masks, held) if held else masks
             self.stores.states.put(reply.client, reply.state, number)
             if reply.residual:
@@ -211,7 +211,7 @@ class Rounds:
             client,
             letter.payload.data,
             letter.schema if letter.is_told else b"",
-            link.up,
+            frozenset(link.up) & self._decoder.schemas.keys(),
             recall(position.masks, link.masks),
             self.stores.states.get(client),
             self.stores.residuals.get(client),
@@ -270,7 +270,7 @@ class Rounds:
                 exchange.failures.append(Failure(client, "it did not observe"))
                 continue
             link = links.get(client, Link())
-            links[client] = link._replace(down=link.down | letter.mark)
+            links[client] = link.told(letter.mark)
             self.stores.states.put(client, heard[client], number)
 
 

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bit, Kept, Mask, Natural, Number, Params, Role, Whole, fields
-from fedsieve.wire.frame import Header, Payload, Sections, open_frame, seal
-from fedsieve.wire.masks import Layout, decode_change, decode_mask, encode_change, encode_mask
-from fedsieve.wire.precision import PRECISIONS, Precision, decode_floats, encode_floats
+from fedsieve.core.message import Bit, Kept, Mask, Natural, Number, Role, Whole, fields
+from fedsieve.wire.bits import Pieces, size_of
+from fedsieve.wire.changes import decode_change, encode_change
+from fedsieve.wire.frame import NAME_BYTES, Header, MaskBlock, Payload, Sections, open_frame, seal
+from fedsieve.wire.masks import Layout, decode_mask, encode_mask
+from fedsieve.wire.precision import PRECISIONS, Precision
 from fedsieve.wire.schema import (
-    DTYPES,
-    Entry,
+    MAX_SCHEMAS,
     Hash,
     Part,
     Schema,
@@ -32,10 +32,9 @@ from fedsieve.wire.schema import (
     read_schema,
     schema_of,
 )
+from fedsieve.wire.tensors import decode_tensors, encode_tensors
 
 MAX_COUNT = 2**63 - 1
-_CHUNK = 2**14
-Array: TypeAlias = NDArray[Any]
 Bools: TypeAlias = NDArray[np.bool_]
 Recall: TypeAlias = Mapping[Hash, Bools]  # masks an end holds, by hash
 
@@ -65,9 +64,8 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
         return Payload(b"", 0, 0, 0)
     schema, mark = schema_of(message)
     numbers: list[int | float] = []
-    masks: list[bytes] = []
-    bases: list[Hash] = []
-    values: list[bytes] = []
+    masks: list[MaskBlock] = []
+    values: list[Pieces] = []
     for (name, role), part in zip(roles, schema.parts, strict=True):
         value = getattr(message, name)
         match role:
@@ -76,25 +74,22 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
                 how = Coding() if isinstance(role, Whole) and role.exact else coding
                 if how.precision == "int8":  # draws of its own: products of fields stay unbiased
                     how = how._replace(key=fold(coding.key, name))
-                values += _value_blocks(part, value, mask, how)
+                values += encode_tensors(part, value, mask, how.precision, how.key)
             case Bit():
-                base, block = _mask_block(part, value, known.masks)
-                bases.append(base)
-                masks.append(block)
+                masks.append(_mask_block(part, value, known.masks))
             case Number():
                 numbers.append(float(value))
             case Natural():
                 numbers.append(_count(name, value))
     header = Header(
         mark,
-        tuple(map(len, masks)),
-        tuple(map(len, values)),
-        tuple(bases),
+        tuple(mask.length for mask in masks),
+        tuple(map(size_of, values)),
         tuple(numbers),
         PRECISIONS.index(coding.precision),
         b"" if mark in known.schemas else schema.packed(),
     )
-    return seal(header, masks + values)
+    return seal(header, masks, [piece for pieces in values for piece in pieces])
 
 
 def masks_of(message: Any) -> dict[Hash, Bools]:
@@ -115,7 +110,7 @@ class Decoder:
 
     def __init__(self, limit_bytes: int = 2**32) -> None:
         self.limit_bytes = limit_bytes
-        self.schemas: dict[Hash, Schema] = {}
+        self.schemas: dict[Hash, Schema] = {}  # the last used ones, the newest at the end
 
     def decode(self, data: bytes | memoryview, kind: type, recall: Recall | None = None) -> Any:
         """The message of class `kind` in `data`; learns a schema announced there.
@@ -142,8 +137,14 @@ class Decoder:
     def learn(self, packed: bytes) -> Hash:
         """Hold a schema told by the peer; returns its hash."""
         schema, mark = read_schema(packed, self.limit_bytes)
-        self.schemas[mark] = schema
+        self._use(mark, schema)
         return mark
+
+    def _use(self, mark: Hash, schema: Schema) -> None:
+        self.schemas.pop(mark, None)
+        self.schemas[mark] = schema
+        while len(self.schemas) > MAX_SCHEMAS:
+            self.schemas.pop(next(iter(self.schemas)))
 
     def _schema(self, header: Header) -> Schema:
         if header.announced:
@@ -153,6 +154,7 @@ class Decoder:
             self.learn(header.announced)
         if header.schema not in self.schemas:
             raise UnheldError(f"schema {header.schema & (2**64 - 1):016x} was never announced.")
+        self._use(header.schema, self.schemas[header.schema])
         return self.schemas[header.schema]
 
 
@@ -161,8 +163,8 @@ class _Reader:
 
     def __init__(self, sections: Sections, recall: Recall) -> None:
         header = sections.header
-        self._masks, self._values = list(sections.masks), list(sections.values)
-        self._bases, self._numbers = list(header.bases), list(header.numbers)
+        self._masks, self._values = iter(sections.masks), iter(sections.values)
+        self._numbers = iter(header.numbers)
         if not 0 <= header.precision < len(PRECISIONS):
             raise WireError(f"precision 0 to {len(PRECISIONS) - 1}, found {header.precision}.")
         self._precision = PRECISIONS[header.precision]
@@ -171,16 +173,16 @@ class _Reader:
     def field(self, part: Part, role: Role, masks: dict[str, Mask]) -> Any:
         match role:
             case Whole(exact):
-                return self.tensors(part, {}, "fp32" if exact else self._precision)
+                return decode_tensors(part, self._values, {}, "fp32" if exact else self._precision)
             case Kept(where):
-                return self.tensors(part, masks[where], self._precision)
+                return decode_tensors(part, self._values, masks[where], self._precision)
             case Bit():
                 return masks[part.name]
             case _:
                 return self.number(part.name, role)
 
     def number(self, name: str, role: Number | Natural) -> int | float:
-        value = self._numbers.pop(0) if self._numbers else None
+        value = next(self._numbers, None)
         if isinstance(role, Number) and isinstance(value, float):
             return value
         if isinstance(role, Natural) and isinstance(value, int) and 0 <= value <= MAX_COUNT:
@@ -189,105 +191,33 @@ class _Reader:
 
     def mask(self, part: Part) -> Mask:
         layout, size = _layout(part), sum(entry.count for entry in part.entries)
-        block, base = self._next(self._masks, part), self._bases.pop(0) if self._bases else 0
-        if base:
-            before = self._recall.get(base)
-            if before is None or before.size != size:
-                raise UnheldError(f"{part.name}: mask {base & (2**64 - 1):016x} is not held here.")
-            flat = decode_change(block, before, layout)
+        block = next(self._masks, None)
+        if block is None:
+            raise WireError(f"{part.name}: its block is missing.")
+        if block.base is None:
+            flat = decode_mask(memoryview(block.data), layout)
         else:
-            flat = decode_mask(block, layout)
+            before = self._recall.get(block.base)
+            if before is None or before.size != size:
+                raise UnheldError(f"{part.name}: mask {block.base:014x} is not held here.")
+            flat = decode_change(memoryview(block.data), before, layout)
         pieces = torch.split(torch.from_numpy(flat), [entry.count for entry in part.entries])
         return {e.name: p.reshape(e.shape) for e, p in zip(part.entries, pieces, strict=True)}
 
-    def tensors(self, part: Part, mask: Mask, precision: Precision) -> Params:
-        """float32 tensors share one coded block; the others stand raw in another."""
-        sent = {e.name: _sent(e, mask.get(e.name)) for e in part.entries}
-        floats = [e for e in part.entries if e.dtype == "f4"]
-        others = [e for e in part.entries if e.dtype != "f4"]
-        found: dict[str, Array] = {}
-        if floats:
-            count, at = sum(sent[e.name] for e in floats), 0
-            values = decode_floats(self._next(self._values, part), count, precision)
-            for entry in floats:
-                found[entry.name] = values[at : at + sent[entry.name]]
-                at += sent[entry.name]
-        if others:
-            block = self._next(self._values, part)
-            for entry in others:
-                size = sent[entry.name] * DTYPES[entry.dtype].itemsize
-                found[entry.name], block = _raw_values(entry, block[:size], size), block[size:]
-            if len(block):
-                raise WireError(f"{part.name}: {len(block)} bytes are left over.")
-        return {e.name: _placed(e, found[e.name], mask.get(e.name)) for e in part.entries}
-
     def finish(self) -> None:
-        left = (len(self._masks), len(self._values), len(self._bases), len(self._numbers))
+        left = tuple(len(list(rest)) for rest in (self._masks, self._values, self._numbers))
         if any(left):
-            raise WireError(f"left over: {left} mask blocks, value blocks, bases and numbers.")
-
-    @staticmethod
-    def _next(blocks: list[memoryview], part: Part) -> memoryview:
-        if not blocks:
-            raise WireError(f"{part.name}: its block is missing.")
-        return blocks.pop(0)
+            raise WireError(f"left over: {left} mask blocks, value blocks and numbers.")
 
 
-def _mask_block(part: Part, mask: Mask, held: Recall) -> tuple[Hash, bytes]:
-    """The mask coded against the nearest one the receiver holds, or by itself (hash 0)."""
+def _mask_block(part: Part, mask: Mask, held: Recall) -> MaskBlock:
+    """The mask coded against the nearest one the receiver holds, or by itself."""
     flat, layout = _flat(mask), _layout(part)
     same_size = {mark: other for mark, other in held.items() if other.size == flat.size}
     if not same_size or not flat.size:
-        return 0, encode_mask(flat, layout)
+        return MaskBlock(None, encode_mask(flat, layout))
     mark = min(same_size, key=lambda m: int(np.count_nonzero(same_size[m] != flat)))
-    return mark, encode_change(flat, same_size[mark], layout)
-
-
-def _value_blocks(part: Part, values: Params, mask: Mask, coding: Coding) -> list[bytes]:
-    kept = {e.name: _kept(values[e.name], mask.get(e.name)) for e in part.entries}
-    floats = [kept[e.name] for e in part.entries if e.dtype == "f4"]
-    others = [kept[e.name] for e in part.entries if e.dtype != "f4"]
-    blocks = []
-    if floats:
-        joined = np.concatenate(floats) if len(floats) > 1 else np.ascontiguousarray(floats[0])
-        blocks.append(encode_floats(joined, coding.precision, coding.key))
-    if others:
-        blocks.append(b"".join(np.ascontiguousarray(array).tobytes() for array in others))
-    return blocks
-
-
-def _kept(tensor: Tensor, mask: Tensor | None) -> Array:
-    # Places first: several times faster than a boolean index, in numpy as in torch.
-    array = tensor.detach().numpy().reshape(-1)
-    return array if mask is None else array.take(np.flatnonzero(_spread(mask, tensor.shape)))
-
-
-def _spread(mask: Tensor, shape: tuple[int, ...]) -> Bools:
-    """A mask over the places of a tensor; along an axis of length 1 all share one bit."""
-    return mask.expand(shape).numpy().reshape(-1)
-
-
-def _sent(entry: Entry, mask: Tensor | None) -> int:
-    return entry.count if mask is None else int(mask.expand(entry.shape).count_nonzero())
-
-
-def _raw_values(entry: Entry, block: memoryview, size: int) -> Array:
-    if len(block) != size:
-        raise WireError(f"{entry.name}: {size} bytes expected, {len(block)} left.")
-    if entry.dtype == "b1" and np.frombuffer(block, np.uint8).max(initial=0) > 1:
-        raise WireError(f"{entry.name}: a byte of a truth value is neither 0 nor 1.")
-    return np.frombuffer(block, dtype=f"<{entry.dtype}").copy()
-
-
-def _placed(entry: Entry, values: Array, mask: Tensor | None) -> Tensor:
-    if mask is not None:
-        full, is_kept, at = np.zeros(entry.count, values.dtype), _spread(mask, entry.shape), 0
-        for start in range(0, entry.count, _CHUNK):  # places of all at once would take 8 bytes each
-            places = np.flatnonzero(is_kept[start : start + _CHUNK])
-            full[start : start + _CHUNK][places] = values[at : at + places.size]
-            at += places.size
-        values = full
-    return torch.from_numpy(values).view(entry.shape)
+    return MaskBlock(mark, encode_change(flat, same_size[mark], layout))
 
 
 def _layout(part: Part) -> Layout:
@@ -304,9 +234,9 @@ def _flat(mask: Mask) -> Bools:
 
 
 def _mask_hash(part: Part, flat: Bools) -> Hash:
-    """Names a mask by its bits and shapes; never 0, which stands for none."""
+    """Names a mask by its bits and shapes, in as many bytes as a frame has for it."""
     seed = xxhash.xxh3_64_intdigest(repr(_layout(part)).encode())
-    return xxhash.xxh3_64_intdigest(np.packbits(flat).tobytes(), seed=seed) or 1
+    return xxhash.xxh3_64_intdigest(np.packbits(flat).data, seed=seed) >> 8 * (8 - NAME_BYTES)
 
 
 def _count(name: str, value: int) -> int:

@@ -1,10 +1,13 @@
 """The frame around a message's sections.
 
-    magic "FSV1" | version u16 | flags u16 | header length u32 | header | masks | values | xxh3-64
+    magic "FSV1" | version u16 | flags u16 | header length u32 | header | names | masks | values
+    | xxh3-64
 
-Integers are little-endian; the header is a typed msgpack array. Block lengths must add up to the
-frame, and nothing is read before the checksum has been verified. The checksum finds damage, not
-forgery: integrity against attackers is the transport's job.
+Integers are little-endian; the header is a typed msgpack array. A mask coded as the change of one
+that the receiver holds has the 7-byte name of that one among the names, and its length n stands in
+the header as -1 - n: an unchanged mask takes 8 bytes in all. Lengths must add up to the frame, and
+nothing is read before the checksum has been verified. The checksum finds damage, not forgery:
+integrity against attackers is the transport's job.
 """
 
 import struct
@@ -14,9 +17,11 @@ import msgspec
 import xxhash
 
 from fedsieve.core.errors import WireError
+from fedsieve.wire.bits import Pieces, Reader
 
 MAGIC = b"FSV1"
-VERSION = 1
+VERSION = 2
+NAME_BYTES = 7  # of a held mask
 _FIXED = struct.Struct("<4sHHI")
 _CHECK = struct.Struct("<Q")
 
@@ -29,9 +34,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """What is needed to read the sections."""
 
     schema: int  # xxh3-64 of the packed schema
-    masks: _Ints  # lengths of the mask blocks
+    masks: _Ints  # lengths of the mask blocks; -1 - length where a held mask is changed
     values: _Ints  # lengths of the value blocks
-    bases: _Ints  # for each mask block, the mask it changes, or 0
     numbers: Annotated[tuple[int | float, ...], _FEW]  # Scalar and Count fields in order
     precision: int  # of float32 values, an index into PRECISIONS
     announced: bytes  # the packed schema, where the receiver may not know it
@@ -46,9 +50,21 @@ class Payload(NamedTuple):
     value_bytes: int
 
 
+class MaskBlock(NamedTuple):
+    """A coded mask; `base` names the held one that it changes, if it does."""
+
+    base: int | None
+    data: bytes | memoryview
+
+    @property
+    def length(self) -> int:
+        """Its length as the header has it."""
+        return len(self.data) if self.base is None else ~len(self.data)
+
+
 class Sections(NamedTuple):
     header: Header
-    masks: list[memoryview]
+    masks: list[MaskBlock]
     values: list[memoryview]
 
 
@@ -56,16 +72,18 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header)
 
 
-def seal(header: Header, blocks: list[bytes]) -> Payload:
-    """Join header and blocks and add the checksum."""
+def seal(header: Header, masks: list[MaskBlock], values: Pieces) -> Payload:
+    """Join header, masks and the pieces of all value blocks, and add the checksum."""
     packed = _encoder.encode(header)
-    pieces = [_FIXED.pack(MAGIC, VERSION, 0, len(packed)), packed, *blocks]
+    names = [m.base.to_bytes(NAME_BYTES, "little") for m in masks if m.base is not None]
+    blocks = [mask.data for mask in masks]
+    pieces = [_FIXED.pack(MAGIC, VERSION, 0, len(packed)), packed, *names, *blocks, *values]
     checksum = xxhash.xxh3_64()
     for piece in pieces:
         checksum.update(piece)
     data = b"".join((*pieces, _CHECK.pack(checksum.intdigest())))
-    masks, values = sum(header.masks), sum(header.values)
-    return Payload(data, len(data) - masks - values, masks, values)
+    mask_bytes, value_bytes = sum(map(len, blocks)), sum(header.values)
+    return Payload(data, len(data) - mask_bytes - value_bytes, mask_bytes, value_bytes)
 
 
 def open_frame(data: bytes | memoryview) -> Sections:
@@ -93,13 +111,16 @@ def open_frame(data: bytes | memoryview) -> Sections:
         header = _decoder.decode(view[_FIXED.size : start])
     except msgspec.MsgspecError as error:
         raise WireError(f"header is malformed: {error}") from error
-    lengths = header.masks + header.values
-    if any(length < 0 for length in lengths) or sum(lengths) != end - start:
+    lengths = [~length if length < 0 else length for length in header.masks]
+    named = NAME_BYTES * sum(length < 0 for length in header.masks)
+    if min(header.values, default=0) < 0 or named + sum(lengths, sum(header.values)) != end - start:
         raise WireError(
             f"blocks of {header.masks} and {header.values} bytes declared, {end - start} present."
         )
-    blocks = []
-    for length in lengths:
-        blocks.append(view[start : start + length])
-        start += length
-    return Sections(header, blocks[: len(header.masks)], blocks[len(header.masks) :])
+    body = Reader(view[start:end], "frame")
+    bases = [
+        int.from_bytes(body.take(NAME_BYTES), "little") if length < 0 else None
+        for length in header.masks
+    ]
+    masks = [MaskBlock(base, body.take(n)) for base, n in zip(bases, lengths, strict=True)]
+    return Sections(header, masks, [body.take(length) for length in header.values])

@@ -9,46 +9,26 @@ The first byte says which coder was used:
     FLAT          ANS over packed bytes, one density for all positions
     LAYERS        ANS, each tensor by itself: empty columns left out, rows in bins of like density
     ROWS          a mask over rows, each kept or dropped whole
-
-A change against a mask the receiver holds codes what was lost, over the positions kept before, and
-what has grown, over the others:
-
-    SAME          nothing follows
-    ANEW          the new mask, coded as above
-    FLIPS         the changed positions, coded as above; where there is no ANS
-    FLAT, LAYERS  ANS, two densities (lost, grown) for all positions or for each tensor
+    RANK          few of the rarer bits: how many, and the rank of their places
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
-from fedsieve.wire.bits import (
-    MAX_BINS,
-    AnsReader,
-    AnsWriter,
-    Bools,
-    Ints,
-    Reader,
-    count_bytes,
-    density_level,
-    entropy,
-    has_ans,
-    read_rice,
-    rice_bytes,
-    row_bins,
-)
+from fedsieve.wire.ans import AnsReader, AnsWriter, has_ans
+from fedsieve.wire.bits import Bools, Ints, Reader, count_bytes
+from fedsieve.wire.places import FEW, rank_bytes, read_ranks, read_rice, rice_bytes
+from fedsieve.wire.rows import MAX_BINS, entropy, row_bins
 
 Layout: TypeAlias = tuple[tuple[int, int], ...]
 
-EMPTY, FULL, BITMAP, RICE, FLAT, LAYERS, ROWS = range(7)
-SAME, ANEW, FLIPS = range(3)
-_COLUMNS, _STEPS = 32, 64  # flags beside the number of bins
-_FEW: Final = 256  # so few positions are worth trying RICE for: it has almost no header
+EMPTY, FULL, BITMAP, RICE, FLAT, LAYERS, ROWS, RANK = range(8)
+_COLUMNS: Final = 32  # flags beside the number of bins
+_STEPS: Final = 64
 
 
 def encode_mask(kept: Bools, layout: Layout) -> bytes:
@@ -63,14 +43,18 @@ def encode_mask(kept: Bools, layout: Layout) -> bytes:
         return bytes([ROWS]) + encode_mask(whole, ((1, whole.size),))
     flat_bits, found = entropy(ones, size), []
     if has_ans():
-        plans = [_plan(part) for part in _parts(kept, layout)]
+        plans = [_plan(part) for part in matrices(kept, layout)]
         layer_bits = sum(plan.bits for plan in plans)
         if min(flat_bits, layer_bits) + 32 < size:
             flat = [_Plan(kept.reshape(1, -1), flat_bits)]
             is_flat = flat_bits <= layer_bits
             found.append(_tensors(FLAT, flat) if is_flat else _tensors(LAYERS, plans))
-    if min(ones, size - ones) < _FEW or (not has_ans() and flat_bits < 0.96 * size):
-        found.append(bytes([RICE]) + rice_bytes(kept, inverted=2 * ones > size))
+    is_inverted = 2 * ones > size
+    if (rarer := min(ones, size - ones)) <= FEW:
+        places = np.flatnonzero(kept != is_inverted)
+        found.append(bytes([RANK, rarer | is_inverted << 7]) + rank_bytes((places, size)))
+    elif not has_ans() and flat_bits < 0.96 * size:
+        found.append(bytes([RICE]) + rice_bytes(kept, inverted=is_inverted))
     if not found or 8 * min(map(len, found)) > size + 8:
         return bytes([BITMAP]) + np.packbits(kept, bitorder="little").tobytes()
     return min(found, key=len)
@@ -95,6 +79,12 @@ def decode_mask(data: memoryview, layout: Layout) -> Bools:
         kept = bits[:size].view(np.bool_)
     elif tag == RICE:
         kept = read_rice(reader, size)
+    elif tag == RANK:
+        head = reader.byte()
+        if head & 127 > min(FEW, size):
+            raise reader.error(f"at most {min(FEW, size)} places expected, found {head & 127}.")
+        kept = np.full(size, bool(head >> 7))
+        kept[read_ranks(reader, (head & 127, size))[0]] = not head >> 7
     elif tag in {FLAT, LAYERS}:
         kept = _read_tensors(reader, size, layout if tag == LAYERS else ((1, size),))
     elif tag == ROWS and (inner := reader.rest())[:1] != bytes([ROWS]):
@@ -102,104 +92,9 @@ def decode_mask(data: memoryview, layout: Layout) -> Bools:
         whole = decode_mask(inner, ((1, sum(rows)),))
         return whole.repeat(np.repeat(columns, rows))
     else:
-        raise reader.error(f"a coder from 0 to {ROWS} expected, found {tag}.")
+        raise reader.error(f"a coder from 0 to {RANK} expected, found {tag}.")
     reader.finish()
     return kept
-
-
-def encode_change(kept: Bools, before: Bools, layout: Layout) -> bytes:
-    """What turns the mask `before`, which the receiver holds, into `kept`."""
-    changed = kept != before
-    flips, found = _ones(changed), []
-    if not flips:
-        return bytes([SAME])
-    if has_ans():
-        tensors = list(zip(_parts(before, layout), _parts(changed, layout), strict=True))
-        counts = [_change_counts(*pair) for pair in tensors]
-        total = tuple(map(sum, zip(*counts, strict=True)))
-        is_flat = _change_bits(*total) <= sum(_change_bits(*count) + 16 for count in counts)
-        flat = FLAT, [(before.reshape(1, -1), changed.reshape(1, -1))], [total]
-        found.append(_contexts(*(flat if is_flat else (LAYERS, tensors, counts))))
-    else:
-        found.append(bytes([FLIPS]) + encode_mask(changed, layout))
-    if 4 * flips > _ones(before) or 8 * len(found[0]) > before.size or not has_ans():
-        found.append(bytes([ANEW]) + encode_mask(kept, layout))
-    return min(found, key=len)
-
-
-def decode_change(data: memoryview, before: Bools, layout: Layout) -> Bools:
-    """The mask that `encode_change` was given, from the same `before`.
-
-    Raises:
-        WireError: the bytes are not a change of such a mask.
-    """
-    reader = Reader(data, "mask change")
-    tag = reader.byte()
-    if tag == SAME:
-        reader.finish()
-        return before.copy()
-    if tag in {ANEW, FLIPS}:
-        found = decode_mask(reader.rest(), layout)
-        return found ^ before if tag == FLIPS else found
-    if tag not in {FLAT, LAYERS}:
-        raise reader.error(f"one of {[SAME, ANEW, FLIPS, FLAT, LAYERS]} expected, found {tag}.")
-    layout = layout if tag == LAYERS else ((1, before.size),)
-    kept = np.empty(before.size, np.bool_)
-    parts = list(zip(_parts(before, layout), _parts(kept, layout), strict=True))
-    levels = [(reader.byte(), reader.byte()) for _ in parts]
-    ans = AnsReader(reader.rest(), "mask change")
-    for (old, new), (lost, grown) in zip(parts, levels, strict=True):
-        np.logical_xor(old, _read_contexts(ans, old, lost, grown), out=new)
-    ans.finish()
-    return kept
-
-
-def _change_counts(before: Bools, changed: Bools) -> tuple[int, ...]:
-    """Positions lost and all that were kept, positions grown and all that were not."""
-    old, lost = _ones(before), _ones(before & changed)
-    return lost, old, _ones(changed) - lost, before.size - old
-
-
-def _change_bits(lost: int, old: int, grown: int, new: int) -> float:
-    return entropy(lost, old) + entropy(grown, new)
-
-
-def _contexts(tag: int, pairs: list[tuple[Bools, Bools]], counts: list[tuple[int, ...]]) -> bytes:
-    """Changes as bytes sorted so that positions kept before come lowest, by how many those are."""
-    head, ans = bytearray([tag]), AnsWriter()
-    for (before, changed), (lost, old_size, grown, new_size) in zip(pairs, counts, strict=True):
-        levels = density_level(lost, old_size), density_level(grown, new_size)
-        head += bytes(levels)
-        old = np.packbits(before)
-        splits = np.bitwise_count(old)
-        symbols = _sorters()[0].take(old.astype(np.uint16) << 8 | np.packbits(changed))
-        symbols = symbols[np.argsort(splits, kind="stable")]
-        ends = np.cumsum(np.bincount(splits, minlength=9))
-        for split, block in enumerate(np.split(symbols, ends[:-1])):
-            ans.packed(block, split, *levels)
-    return bytes(head) + ans.finish()
-
-
-def _read_contexts(ans: AnsReader, before: Bools, lost: int, grown: int) -> Bools:
-    old = np.packbits(before)
-    splits = np.bitwise_count(old)
-    sizes = np.bincount(splits, minlength=9).tolist()
-    blocks = [ans.packed(size, split, lost, grown) for split, size in enumerate(sizes)]
-    symbols = np.empty(old.size, np.uint8)
-    symbols[np.argsort(splits, kind="stable")] = np.concatenate(blocks)
-    changed = _sorters()[1].take(old.astype(np.uint16) << 8 | symbols)
-    return np.unpackbits(changed, count=before.size).view(np.bool_).reshape(before.shape)
-
-
-@lru_cache(maxsize=1)
-def _sorters() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Tables at 256 * old + byte: its bits sorted, those set in `old` lowest; and the inverse."""
-    numbers, order = np.arange(256, dtype=np.uint8), np.arange(8, dtype=np.uint8)
-    is_new = ~numbers[:, None] >> order & 1
-    places = np.argsort(is_new, axis=1, kind="stable").astype(np.uint8)
-    bits = numbers[None, :, None] >> places[:, None] & 1
-    ordered = (bits << order).sum(axis=2, dtype=np.uint8)
-    return ordered.reshape(-1), np.argsort(ordered, axis=1).astype(np.uint8).reshape(-1)
 
 
 class _Plan(NamedTuple):
@@ -250,7 +145,7 @@ def _tensors(tag: int, plans: list[_Plan]) -> bytes:
 
 def _read_tensors(reader: Reader, size: int, layout: Layout) -> Bools:
     kept = np.zeros(size, np.bool_)
-    parts = list(_parts(kept, layout))
+    parts = list(matrices(kept, layout))
     heads = [_read_head(reader, part.shape[0]) for part in parts]
     ans = AnsReader(reader.rest(), "mask")
     for part, (flags, columns, sizes, levels) in zip(parts, heads, strict=True):
@@ -266,10 +161,10 @@ def _read_tensors(reader: Reader, size: int, layout: Layout) -> Bools:
             continue
         bins = ans.symbols(rows, sizes)
         found = np.bincount(bins, minlength=len(sizes)).tolist()
-        bits = [ans.bits(n * width, level) for n, level in zip(found, levels, strict=True)]
-        block = np.empty((rows, width), np.bool_)
-        block[np.argsort(bins, kind="stable")] = np.concatenate(bits).reshape(rows, width)
-        part[:, live] = block
+        order = np.split(np.argsort(bins, kind="stable"), np.cumsum(found)[:-1])
+        for own, level in zip(order, levels, strict=True):
+            block = ans.bits(own.size * width, level).reshape(own.size, width)
+            part[own if isinstance(live, slice) else np.ix_(own, live)] = block
     ans.finish()
     return kept
 
@@ -287,7 +182,7 @@ def _read_head(reader: Reader, rows: int) -> tuple[int, int, tuple[int, ...], by
     return flags, columns, (*sizes, rows - sum(sizes)), bytes(reader.take(num_bins))
 
 
-def _parts(flat: Bools, layout: Layout) -> Iterator[Bools]:
+def matrices(flat: Bools, layout: Layout) -> Iterator[Bools]:
     """Each tensor that has elements, as a matrix; a lone column lies flat: it has no rows."""
     start = 0
     for rows, columns in layout:

@@ -7,6 +7,7 @@ int8   round(127 x / s) for each group of 1024 values with s = max |x|; rounded 
        random by key, with the chances that make the expectation exactly x
 """
 
+from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from fedsieve.core import keys
 from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key
-from fedsieve.wire.values import decode_values, encode_values
+from fedsieve.wire.bits import Pieces
+from fedsieve.wire.values import CHUNK, Array, Kind, decode_values, encode_values
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "int8"]
 Floats: TypeAlias = NDArray[np.float32]
@@ -25,18 +27,34 @@ _STEPS: Final = 127
 _LARGEST_HALF: Final = np.float32(65504)
 
 
-def encode_floats(values: Floats, precision: Precision, key: Key) -> bytes:
-    """Values at a precision; `key` addresses the draws of stochastic rounding."""
+def encode_floats(arrays: list[Floats], precision: Precision, key: Key) -> Pieces:
+    """Values of several arrays at a precision; `key` addresses the draws of stochastic rounding."""
     match precision:
         case "fp32":
-            return encode_values(values)
+            return _by_chunk(arrays, "f4", lambda chunk: chunk)
         case "bf16":
-            return encode_values(_to_bf16(values), "bf")
+            return _by_chunk(arrays, "bf", _to_bf16)
         case "fp16":
-            return encode_values(_to_fp16(values).view(np.uint16), "f2")
+            return _by_chunk(arrays, "f2", lambda chunk: _to_fp16(chunk).view(np.uint16))
         case "int8":
-            scales, whole = _to_int8(values, key)
-            return scales.astype("<f4").tobytes() + encode_values(whole, "i1")
+            scales, whole = _to_int8(np.concatenate(arrays), key)
+            return [scales.astype("<f4").tobytes(), *encode_values(whole, "i1")]
+
+
+def _by_chunk(arrays: list[Floats], kind: Kind, convert: Callable[[Floats], Array]) -> Pieces:
+    """As if the arrays were one; rounding what is in the cache is several times faster."""
+    pieces: Pieces = []
+    waiting: list[Floats] = []
+    room = CHUNK[kind]
+    for array in arrays:
+        start = 0
+        while array.size - start >= room:
+            whole = [*waiting, array[start : start + room]]
+            pieces += encode_values(convert(np.concatenate(whole) if waiting else whole[0]), kind)
+            waiting, start, room = [], start + room, CHUNK[kind]
+        waiting.append(array[start:])
+        room -= array.size - start
+    return pieces + encode_values(convert(np.concatenate(waiting)), kind)
 
 
 def decode_floats(data: memoryview, count: int, precision: Precision) -> Floats:
@@ -71,7 +89,11 @@ def decode_floats(data: memoryview, count: int, precision: Precision) -> Floats:
 def _to_bf16(values: Floats) -> NDArray[np.uint16]:
     """The nearest bfloat16, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
     is_nan = np.isnan(values)
     if is_nan.any():
         rounded[is_nan] = (bits[is_nan] >> 16) | 0x40

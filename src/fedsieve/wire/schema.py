@@ -23,6 +23,7 @@ DTYPES = {
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 MAX_DIMENSIONS = 8
+MAX_SCHEMAS = 256  # that an end remembers
 MAX_EXTENT = 2**48  # product of the dimensions that are not 0: strides stay far from 2**63
 
 
@@ -80,6 +81,8 @@ def schema_of(message: Any) -> tuple[Schema, Hash]:
         schema = Schema(tuple(_part(message, name, role) for name, role in fields(type(message))))
         _check(schema)
         _known[signature] = schema, hash_of(schema.packed())
+        while len(_known) > MAX_SCHEMAS:
+            _known.pop(next(iter(_known)))
     return _known[signature]
 
 

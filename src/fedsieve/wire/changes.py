@@ -1,0 +1,149 @@
+"""What turns a mask the receiver holds into another one.
+
+Lost places are counted among those kept before, grown ones among the others. Nothing at all stands
+for no change; else the first byte says how it is coded:
+
+    ANEW          the new mask by itself
+    FLIPS         the changed positions, as a mask; where there is no ANS
+    RANKS         a few places lost and a few grown: two numbers of them, one rank for both
+    FLAT, LAYERS  ANS, two densities (lost, grown) for all positions or for each tensor
+"""
+
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsieve.wire.ans import AnsReader, AnsWriter, density_level, has_ans
+from fedsieve.wire.bits import Bools, Reader, unpack
+from fedsieve.wire.masks import FLAT, LAYERS, Layout, decode_mask, encode_mask, matrices
+from fedsieve.wire.places import FEW, numbers_among, places_among, rank_bytes, read_ranks
+from fedsieve.wire.rows import entropy
+
+ANEW, FLIPS, RANKS = range(3)
+_BLOCK: Final = 1 << 12  # bytes looked up together
+
+
+def encode_change(kept: Bools, before: Bools, layout: Layout) -> bytes:
+    """What turns the mask `before`, which the receiver holds, into `kept`."""
+    changed = kept != before
+    lost, old, grown, new = total = _counts(before, changed)
+    found = []
+    if not lost + grown:
+        return b""
+    if max(lost, grown) <= FEW:
+        found.append(_ranks(before, changed, total))
+    if has_ans():
+        tensors = list(zip(matrices(before, layout), matrices(changed, layout), strict=True))
+        counts = [_counts(*pair) for pair in tensors]
+        is_flat = _bits(total) <= sum(_bits(count) + 16 for count in counts)
+        flat = FLAT, [(before.reshape(1, -1), changed.reshape(1, -1))], [total]
+        found.append(_contexts(*(flat if is_flat else (LAYERS, tensors, counts))))
+    else:
+        found.append(bytes([FLIPS]) + encode_mask(changed, layout))
+    if 4 * (lost + grown) > old or 8 * len(found[0]) > old + new or not has_ans():
+        found.append(bytes([ANEW]) + encode_mask(kept, layout))
+    return min(found, key=len)
+
+
+def decode_change(data: memoryview, before: Bools, layout: Layout) -> Bools:
+    """The mask that `encode_change` was given, from the same `before`.
+
+    Raises:
+        WireError: the bytes are not a change of such a mask.
+    """
+    if not len(data):
+        return before.copy()
+    reader = Reader(data, "mask change")
+    tag = reader.byte()
+    if tag in {ANEW, FLIPS}:
+        found = decode_mask(reader.rest(), layout)
+        return found ^ before if tag == FLIPS else found
+    if tag == RANKS:
+        return _read_ranks(reader, before)
+    if tag not in {FLAT, LAYERS}:
+        raise reader.error(f"one of {[ANEW, FLIPS, RANKS, FLAT, LAYERS]} expected, found {tag}.")
+    layout = layout if tag == LAYERS else ((1, before.size),)
+    kept = np.empty(before.size, np.bool_)
+    parts = list(zip(matrices(before, layout), matrices(kept, layout), strict=True))
+    levels = [(reader.byte(), reader.byte()) for _ in parts]
+    ans = AnsReader(reader.rest(), "mask change")
+    for (old, new), (lost, grown) in zip(parts, levels, strict=True):
+        unpack(_read_contexts(ans, np.packbits(old), lost, grown), new.reshape(-1))
+    ans.finish()
+    return kept
+
+
+def _counts(before: Bools, changed: Bools) -> tuple[int, ...]:
+    """Positions lost and all that were kept, positions grown and all that were not."""
+    old, flips = int(np.count_nonzero(before)), int(np.count_nonzero(changed))
+    lost = int(np.count_nonzero(before & changed))
+    return lost, old, flips - lost, before.size - old
+
+
+def _bits(counts: tuple[int, ...]) -> float:
+    lost, old, grown, new = counts
+    return entropy(lost, old) + entropy(grown, new)
+
+
+def _ranks(before: Bools, changed: Bools, counts: tuple[int, ...]) -> bytes:
+    lost, old, grown, new = counts
+    places = np.flatnonzero(changed)
+    numbers, is_lost = numbers_among(before, places), before[places]
+    sets = (numbers[is_lost], old), ((places - numbers)[~is_lost], new)
+    return bytes([RANKS, lost, grown]) + rank_bytes(*sets)
+
+
+def _read_ranks(reader: Reader, before: Bools) -> Bools:
+    old = int(np.count_nonzero(before))
+    new = before.size - old
+    lost, grown = reader.count(min(FEW, old)), reader.count(min(FEW, new))
+    gone, come = read_ranks(reader, (lost, old), (grown, new))
+    reader.finish()
+    kept = before.copy()
+    kept[places_among(before, gone, is_set=True)] = False
+    kept[places_among(before, come, is_set=False)] = True
+    return kept
+
+
+def _contexts(tag: int, pairs: list[tuple[Bools, Bools]], counts: list[tuple[int, ...]]) -> bytes:
+    """Changes as bytes sorted so that positions kept before come lowest, by how many those are."""
+    head, ans = bytearray([tag]), AnsWriter()
+    for (before, changed), (lost, old_size, grown, new_size) in zip(pairs, counts, strict=True):
+        levels = density_level(lost, old_size), density_level(grown, new_size)
+        head += bytes(levels)
+        old = np.packbits(before)
+        splits = np.bitwise_count(old)
+        symbols = _sorters()[0].take(old.astype(np.uint16) << 8 | np.packbits(changed))
+        symbols = symbols[np.argsort(splits, kind="stable")]
+        ends = np.cumsum(np.bincount(splits, minlength=9))
+        for split, block in enumerate(np.split(symbols, ends[:-1])):
+            ans.packed(block, split, *levels)
+    return bytes(head) + ans.finish()
+
+
+def _read_contexts(
+    ans: AnsReader, old: NDArray[np.uint8], lost: int, grown: int
+) -> NDArray[np.uint8]:
+    """The new mask, packed, from the old one."""
+    splits = np.bitwise_count(old)
+    symbols = np.empty_like(old)
+    for split in range(9):
+        is_own = splits == split
+        symbols[is_own] = ans.packed(int(np.count_nonzero(is_own)), split, lost, grown)
+    for start in range(0, old.size, _BLOCK):  # numpy makes 8 bytes of each index
+        part, own = symbols[start : start + _BLOCK], old[start : start + _BLOCK]
+        np.bitwise_xor(own, _sorters()[1].take(own.astype(np.uint16) << 8 | part), out=part)
+    return symbols
+
+
+@lru_cache(maxsize=1)
+def _sorters() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Tables at 256 * old + byte: its bits sorted, those set in `old` lowest; and the inverse."""
+    numbers, order = np.arange(256, dtype=np.uint8), np.arange(8, dtype=np.uint8)
+    is_new = ~numbers[:, None] >> order & 1
+    places = np.argsort(is_new, axis=1, kind="stable").astype(np.uint8)
+    bits = numbers[None, :, None] >> places[:, None] & 1
+    ordered = (bits << order).sum(axis=2, dtype=np.uint8)
+    return ordered.reshape(-1), np.argsort(ordered, axis=1).astype(np.uint8).reshape(-1)

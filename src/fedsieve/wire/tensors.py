@@ -1,0 +1,100 @@
+"""Tensors of a field as blocks of values: float32 ones share a coded block, others a raw one."""
+
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsieve.core.errors import WireError
+from fedsieve.core.keys import Key
+from fedsieve.core.message import Mask, Params
+from fedsieve.wire.bits import Pieces
+from fedsieve.wire.precision import Precision, decode_floats, encode_floats
+from fedsieve.wire.schema import DTYPES, Entry, Part
+
+Array: TypeAlias = NDArray[Any]
+Bools: TypeAlias = NDArray[np.bool_]
+_CHUNK: Final = 2**14
+
+
+def encode_tensors(
+    part: Part, values: Params, mask: Mask, precision: Precision, key: Key
+) -> list[Pieces]:
+    """The blocks of a field, each in pieces: values under the mask, all where it has none."""
+    kept = {e.name: _kept(values[e.name], mask.get(e.name)) for e in part.entries}
+    floats = [kept[e.name] for e in part.entries if e.dtype == "f4"]
+    others = [kept[e.name] for e in part.entries if e.dtype != "f4"]
+    blocks: list[Pieces] = []
+    if floats:
+        blocks.append(encode_floats(floats, precision, key))
+    if others:
+        blocks.append([np.ascontiguousarray(array).tobytes() for array in others])
+    return blocks
+
+
+def decode_tensors(
+    part: Part, blocks: Iterator[memoryview], mask: Mask, precision: Precision
+) -> Params:
+    """The tensors of a field from the next of the frame's blocks; 0 outside the mask."""
+    sent = {e.name: _sent(e, mask.get(e.name)) for e in part.entries}
+    floats = [e for e in part.entries if e.dtype == "f4"]
+    others = [e for e in part.entries if e.dtype != "f4"]
+    found: dict[str, Array] = {}
+    if floats:
+        count, at = sum(sent[e.name] for e in floats), 0
+        values = decode_floats(_next(blocks, part), count, precision)
+        for entry in floats:
+            found[entry.name] = values[at : at + sent[entry.name]]
+            at += sent[entry.name]
+    if others:
+        block = _next(blocks, part)
+        for entry in others:
+            size = sent[entry.name] * DTYPES[entry.dtype].itemsize
+            found[entry.name], block = _raw_values(entry, block[:size], size), block[size:]
+        if len(block):
+            raise WireError(f"{part.name}: {len(block)} bytes are left over.")
+    return {e.name: _placed(e, found[e.name], mask.get(e.name)) for e in part.entries}
+
+
+def _next(blocks: Iterator[memoryview], part: Part) -> memoryview:
+    block = next(blocks, None)
+    if block is None:
+        raise WireError(f"{part.name}: its block is missing.")
+    return block
+
+
+def _kept(tensor: Tensor, mask: Tensor | None) -> Array:
+    # Places first: several times faster than a boolean index, in numpy as in torch.
+    array = tensor.detach().numpy().reshape(-1)
+    return array if mask is None else array.take(np.flatnonzero(_spread(mask, tensor.shape)))
+
+
+def _spread(mask: Tensor, shape: tuple[int, ...]) -> Bools:
+    """A mask over the places of a tensor; along an axis of length 1 all share one bit."""
+    return mask.expand(shape).numpy().reshape(-1)
+
+
+def _sent(entry: Entry, mask: Tensor | None) -> int:
+    return entry.count if mask is None else int(mask.expand(entry.shape).count_nonzero())
+
+
+def _raw_values(entry: Entry, block: memoryview, size: int) -> Array:
+    if len(block) != size:
+        raise WireError(f"{entry.name}: {size} bytes expected, {len(block)} left.")
+    if entry.dtype == "b1" and np.frombuffer(block, np.uint8).max(initial=0) > 1:
+        raise WireError(f"{entry.name}: a byte of a truth value is neither 0 nor 1.")
+    return np.frombuffer(block, dtype=f"<{entry.dtype}").copy()
+
+
+def _placed(entry: Entry, values: Array, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        full, is_kept, at = np.zeros(entry.count, values.dtype), _spread(mask, entry.shape), 0
+        for start in range(0, entry.count, _CHUNK):  # places of all at once would take 8 bytes each
+            places = np.flatnonzero(is_kept[start : start + _CHUNK])
+            full[start : start + _CHUNK][places] = values[at : at + places.size]
+            at += places.size
+        values = full
+    return torch.from_numpy(values).view(entry.shape)
