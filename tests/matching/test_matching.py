@@ -47,7 +47,7 @@ def canonical(labels):
 
 
 @pytest.mark.parametrize("num_clients", [5, 9, 14])
-@pytest.mark.parametrize("widths", [(12,), (10, 8), (9, 8, 7)])
+@pytest.mark.parametrize("widths", [(12,), (10, 8), (9, 8, 7), (8, 7, 7, 6, 6, 5)])
 @pytest.mark.parametrize("preset", ["paper", "pfnm-code"])
 def test_permuted_copies_are_matched_and_shrunken(widths, num_clients, preset):
     rng = np.random.default_rng(num_clients)
