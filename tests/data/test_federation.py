@@ -64,6 +64,15 @@ def test_work_is_epochs_in_different_orders():
     assert orders[1] == flat(numbers(batches.epoch(fold(KEY, "epoch", 1))))
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("settings", [{"epochs": 1}, {"epochs": 3}, {"steps": 4}])
+def test_the_number_of_steps_is_known_before_the_work(drop_last, settings):
+    fed = federation(scheme="quantity(0.3)", drop_last=drop_last, **settings)
+    for client in range(fed.num_clients):
+        batches = as_batches(fed.batches(client))
+        assert batches.steps == len(list(batches.work(KEY)))
+
+
 @pytest.mark.parametrize("steps", [1, 3, 17])
 def test_steps_count_mini_batches_over_as_many_epochs_as_it_takes(steps):
     batches = federation(steps=steps).batches(0)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from fedsieve.core import tree
 from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key
-from fedsieve.core.message import Bits, Dense, Exact, Kept, Params
+from fedsieve.core.message import Bits, Dense, Exact, Kept, Params, paper_bytes
 from fedsieve.wire import schema as schemas
 from fedsieve.wire.codec import Coding, Decoder, Known, UnheldError, encode, masks_of
 from fedsieve.wire.frame import open_frame
+from fedsieve.wire.limit import message_bytes
 from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import DTYPES, MAX_SCHEMAS, schema_of
 from wire.messages import GOLDEN_SCHEMA, Nothing, Up, small
@@ -330,6 +331,26 @@ def test_a_count_that_is_none_is_refused_before_it_is_sent(count):
 def test_what_a_receiver_would_refuse_is_not_sent(change, message):
     with pytest.raises(WireError, match=message):
         encode(small()._replace(**change))
+
+
+@pytest.mark.parametrize("shape", [(6, 1, 1), (1, 5, 1), (1, 5, 4), (6, 5, 4)])
+def test_one_bit_may_stand_for_all_along_an_axis(shape):
+    class Grouped(NamedTuple):
+        mask: Bits
+        weights: Annotated[Params, Kept("mask")]
+        thresholds: Annotated[Params, Kept("mask")]
+
+    generator = torch.Generator().manual_seed(0)
+    kept = torch.rand(shape, generator=generator) < 0.5
+    weights, thresholds = torch.randn(6, 5, 4, generator=generator), torch.rand(shape) + 1
+    message = Grouped({"w": kept}, {"w": weights}, {"w": thresholds})
+    found = Decoder().decode(encode(message).data, Grouped)
+    assert torch.equal(found.mask["w"], kept)
+    assert torch.equal(found.weights["w"], torch.where(kept, weights, 0))
+    assert torch.equal(found.thresholds["w"], torch.where(kept, thresholds, 0))
+    sent = int(kept.sum()) * (weights.numel() // kept.numel()) + int(kept.sum())
+    assert paper_bytes(message) == 4 * sent
+    assert message_bytes(message) > 0
 
 
 def test_several_fields_may_share_a_mask_or_have_their_own():

@@ -10,6 +10,7 @@ from rich.logging import RichHandler
 from fedsieve.cli import (
     compare,
     deploy,
+    export,
     inspect,
     lists,
     partition,
@@ -39,6 +40,7 @@ app.command("methods")(lists.methods)
 app.command("datasets")(lists.datasets)
 app.command("models")(lists.models)
 app.command("partition")(partition.partition)
+app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("compare")(compare.compare_runs)
 app.command("sweep")(sweep.run_sweep)

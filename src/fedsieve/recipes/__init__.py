@@ -4,6 +4,7 @@ from fedsieve.recipes import (
     communication_totals,
     dense_flops,
     em_fashion_mnist,
+    fedsparse,
     matching_one_shot,
     matching_rounds,
 )
@@ -12,6 +13,7 @@ __all__ = [
     "communication_totals",
     "dense_flops",
     "em_fashion_mnist",
+    "fedsparse",
     "matching_one_shot",
     "matching_rounds",
 ]

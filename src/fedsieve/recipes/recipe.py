@@ -13,7 +13,7 @@ from statistics import mean, stdev
 from typing import Any, Literal, TypeAlias, get_args
 
 from fedsieve.core.errors import ConfigError, unknown
-from fedsieve.ledger.rows import Summary
+from fedsieve.library import Record
 from fedsieve.recipes.figure import Calculated
 
 TierName = Literal["smoke", "small", "full"]
@@ -61,9 +61,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
-    """Settings that override those of the rows, and this tier's own figures by row label."""
+    """Settings that override those of the rows, and this tier's own figures by row label.
+
+    `own` are further settings of single rows, by label too.
+    """
 
     settings: Settings
+    own: Mapping[str, Settings] = field(default_factory=dict)
     expected: Mapping[str, tuple[Expected, ...]] = field(default_factory=dict)
 
 
@@ -80,7 +84,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         labels = {row.label for row in self.rows}
-        strangers = {x for tier in self.tiers.values() for x in tier.expected} - labels
+        named = (x for tier in self.tiers.values() for x in (*tier.expected, *tier.own))
+        strangers = set(named) - labels
         if len(labels) < len(self.rows) or strangers:
             raise ConfigError(
                 f"recipe {self.name}: labels of rows must differ, and tiers may expect figures of "
@@ -89,7 +94,8 @@ class Recipe:
 
     def settings(self, row: Row, tier: TierName) -> dict[str, Any]:
         """Keywords of fedsieve.run for a row in a tier, without the seed."""
-        return {**row.settings, **self.tiers[tier].settings}
+        its = self.tiers[tier]
+        return {**row.settings, **its.settings, **its.own.get(row.label, {})}
 
     def datasets(self, tier: TierName) -> tuple[str, ...]:
         """The data sets that a tier needs."""
@@ -167,21 +173,35 @@ def judge(ours: Measured | None, expected: Expected | None, departure: str = "")
     return Verdict("within" if is_met else "off", text)
 
 
-METRICS: dict[str, Callable[[Summary], float | None]] = {
-    "global_accuracy": lambda s: s.global_accuracy,
-    "local_accuracy": lambda s: s.local_accuracy,
-    "best_global_accuracy": lambda s: s.best_global_accuracy,
-    "best_local_accuracy": lambda s: s.best_local_accuracy,
-    "loss": lambda s: s.loss,
-    "density": lambda s: s.density,
-    "expected_density": lambda s: s.values.get("expected_density"),
-    "true_discovery": lambda s: s.true_discovery,
-    "truth_recall": lambda s: s.truth_recall,
-    "true_mb": lambda s: (s.up_bytes + s.down_bytes) / 1e6,
-    "paper_mb": lambda s: (s.up_paper_bytes + s.down_paper_bytes) / 1e6,
-    "paper_gbit": lambda s: 8 * (s.up_paper_bytes + s.down_paper_bytes) / 1e9,
-    "paper_gib": lambda s: (s.up_paper_bytes + s.down_paper_bytes) / 2**30,
-    "macs_per_client": lambda s: s.flops_dense / s.num_clients,
+def _late(record: Record, name: str) -> float | None:
+    """The mean over the last ten evaluations."""
+    found = [v for row in record.rows if (v := getattr(row, name)) is not None][-10:]
+    return mean(found) if found else None
+
+
+def _paper_bytes(record: Record) -> int:
+    return record.summary.up_paper_bytes + record.summary.down_paper_bytes
+
+
+METRICS: dict[str, Callable[[Record], float | None]] = {
+    "global_accuracy": lambda r: r.summary.global_accuracy,
+    "local_accuracy": lambda r: r.summary.local_accuracy,
+    "best_global_accuracy": lambda r: r.summary.best_global_accuracy,
+    "best_local_accuracy": lambda r: r.summary.best_local_accuracy,
+    "late_global_accuracy": lambda r: _late(r, "global_accuracy"),
+    "late_local_accuracy": lambda r: _late(r, "local_accuracy"),
+    "loss": lambda r: r.summary.loss,
+    "density": lambda r: r.summary.density,
+    "expected_density": lambda r: r.summary.values.get("expected_density"),
+    "true_discovery": lambda r: r.summary.true_discovery,
+    "truth_recall": lambda r: r.summary.truth_recall,
+    "sparsity": lambda r: 1 - r.summary.density,
+    "deployed_values": lambda r: r.summary.deployed_values,
+    "true_mb": lambda r: (r.summary.up_bytes + r.summary.down_bytes) / 1e6,
+    "paper_mb": lambda r: _paper_bytes(r) / 1e6,
+    "paper_gbit": lambda r: 8 * _paper_bytes(r) / 1e9,
+    "paper_gib": lambda r: _paper_bytes(r) / 2**30,
+    "macs_per_client": lambda r: r.summary.flops_dense / r.summary.num_clients,
 }
 
 AnyRecipe: TypeAlias = Recipe | Calculated | Study

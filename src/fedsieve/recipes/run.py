@@ -12,7 +12,7 @@ from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.keys import fold
 from fedsieve.data.sources import load
 from fedsieve.job import canonical
-from fedsieve.ledger.rows import Summary
+from fedsieve.library import Record
 from fedsieve.recipes.recipe import (
     METRICS,
     Expected,
@@ -109,7 +109,7 @@ def reproduce(
         for name in recipe.datasets(tier):
             load(name, data_root, fold(0, "dataset"))
     finished = _finish(jobs, root, watch)
-    summaries = {
+    records = {
         row.label: [finished[row.label, s] for s in range(seeds) if (row.label, s) in finished]
         for row in recipe.rows
     }
@@ -117,13 +117,13 @@ def reproduce(
         recipe.name,
         tier,
         seeds,
-        tuple(x for row in recipe.rows for x in lines(recipe, row, tier, summaries[row.label])),
-        {label: _cost(found) for label, found in summaries.items() if found},
+        tuple(x for row in recipe.rows for x in lines(recipe, row, tier, records[row.label])),
+        {label: _cost(found) for label, found in records.items() if found},
         tuple(f"{label}, seed {seed}" for label, seed in jobs if (label, seed) not in finished),
     )
 
 
-def lines(recipe: Recipe, row: Row, tier: TierName, summaries: list[Summary]) -> list[Line]:
+def lines(recipe: Recipe, row: Row, tier: TierName, records: list[Record]) -> list[Line]:
     """The figures of one row: those the tier or the paper expects, and those always shown."""
     departure = recipe.departure(row, tier)
     expected: list[tuple[Expected, str]] = [
@@ -132,7 +132,7 @@ def lines(recipe: Recipe, row: Row, tier: TierName, summaries: list[Summary]) ->
     ]
     found = []
     for metric in dict.fromkeys((*recipe.shown, *(x.metric for x, _ in expected))):
-        ours = measured([v for s in summaries if (v := METRICS[metric](s)) is not None])
+        ours = measured([v for r in records if (v := METRICS[metric](r)) is not None])
         figures = [(x, d) for x, d in expected if x.metric == metric]
         found += [Line(row.label, metric, x, ours, judge(ours, x, d)) for x, d in figures]
         if not figures:
@@ -142,9 +142,9 @@ def lines(recipe: Recipe, row: Row, tier: TierName, summaries: list[Summary]) ->
 
 def _finish(
     jobs: dict[tuple[str, int], dict[str, Any]], root: Path, watch: Callable[[str], Watcher]
-) -> dict[tuple[str, int], Summary]:
-    """Summaries of finished runs; runs the others, one seed of all rows after the other."""
-    finished: dict[tuple[str, int], Summary] = {}
+) -> dict[tuple[str, int], Record]:
+    """Finished runs; runs the others, one seed of all rows after the other."""
+    finished: dict[tuple[str, int], Record] = {}
     try:
         for (label, seed), settings in jobs.items():
             record = library.find(settings, root)
@@ -153,14 +153,14 @@ def _finish(
                     record = library.obtain(settings, root, watcher)
             if record.summary.stopped != "finished":
                 break
-            finished[label, seed] = record.summary
+            finished[label, seed] = record
     except KeyboardInterrupt:
         pass
     return finished
 
 
-def _cost(summaries: list[Summary]) -> Cost:
-    n = len(summaries)
+def _cost(records: list[Record]) -> Cost:
+    summaries, n = [record.summary for record in records], len(records)
     return Cost(
         sum(s.up_bytes + s.down_bytes for s in summaries) / n,
         sum(s.up_paper_bytes + s.down_paper_bytes for s in summaries) / n,

@@ -1,0 +1,30 @@
+"""`fedsieve export`: the model of a finished run, cut to what is in use."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsieve.api import one_thread
+from fedsieve.export import export_run
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the model.")],
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data files.")] = None,
+) -> None:
+    """Write the global model of a run as a smaller dense network with equal outputs.
+
+    Pruned filters, units and features are cut out; what constant channels add goes into biases.
+    The folder gets `model.safetensors` and `model.json`; `fedsieve.export.load(DIR)` makes a torch
+    module of them.
+    """
+    with one_thread():
+        found = export_run(run, out, data_root)
+    for name, ours, whole in (
+        ("parameters", found.values, found.whole_values),
+        ("MACs", found.macs, found.whole_macs),
+    ):
+        typer.echo(f"{name:<10}  {ours:>13,} of {whole:,}  ({ours / whole:.1%})")
+    typer.echo(str(out))
