@@ -8,7 +8,7 @@ export FEDSIEVE_DATA ?= $(abspath $(firstword $(wildcard data ../shared/data)))
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-wire fuzz docs clean
+.PHONY: help setup demo test e2e check format bench bench-wire fuzz docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ demo: setup  ## dense against sparse on embedded data, in about a minute
 
 test: setup  ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+e2e: setup  ## deployments on real processes with faults (a quarter of an hour)
+	$(BIN)/python -m pytest -m e2e tests/e2e
 
 check: setup  ## lint, format, types, import rules
 	$(BIN)/ruff check .

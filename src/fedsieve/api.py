@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,6 +50,7 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
+    replay: str | Path | None = None,
     dataset: str | Dataset = "digits",
     model: str | nn.Module | Callable[[], nn.Module] = "auto",
     watcher: Watcher | None = None,
@@ -59,6 +61,8 @@ def run(
     Args:
         out: run folder; without one nothing is kept on disk.
         resume: continue the run in `out` (or start it, when it has no checkpoint yet).
+        replay: a run folder whose rounds are played again on this machine, with its settings and
+            with the same clients failing or late.
         dataset: a name (`fedsieve datasets`) or a Dataset of your own.
         model: a name (`fedsieve models`), a module, or a function that makes one.
         watcher: follows the run.
@@ -69,6 +73,8 @@ def run(
             usable replies.
     """
     named: dict[str, Any] = dict(settings)
+    if replay is not None:
+        return _replayed(Path(replay), None if out is None else RunFolder(Path(out)), watcher)
     named["dataset"] = dataset if isinstance(dataset, str) else f"object:{dataset.name}"
     named["model"] = model if isinstance(model, str) else f"object:{_model_name(model)}"
     folder = None if out is None else RunFolder(Path(out))
@@ -136,6 +142,17 @@ def play(
                 folder.save(position, stores)
                 folder.finish(summary, model)
     return Result(summary, rows, model, config)
+
+
+def _replayed(path: Path, folder: RunFolder | None, watcher: Watcher | None) -> Result:
+    record = RunFolder(path)
+    if not record.is_begun:
+        raise ResumeError(f"{path}: not a run folder, there is no config.toml in it.")
+    rows = {row.round: row for row in record.rows()}
+    config = make(configuration.read_toml(path / "config.toml"))
+    with one_thread():
+        job = build(replace(config, rounds=len(rows) or config.rounds))
+        return play(job, folder, resume=False, watcher=watcher or Watcher(), record=rows)
 
 
 @contextmanager

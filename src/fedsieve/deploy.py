@@ -39,6 +39,7 @@ from fedsieve.result import Result
 
 log = logging.getLogger("fedsieve")
 _RAM_BYTES = 10**9
+_MOST_RESTARTS = 3  # before a SuperLink that will not start is given up
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -166,7 +167,7 @@ def _superlink(server: Server, folder: Path, children: Children) -> SuperLink:
     port = free_port()
     children.keep(superlink_command(port, folder, certs), folder / "superlink.log", folder)
     link = SuperLink(f"127.0.0.1:{port}", ca, secret.encode())
-    link.wait(seconds=120)
+    link.wait(600, lambda: children.restarts > _MOST_RESTARTS)
     ca_file, certificate, key = (
         "" if certs is None else str(certs / name)
         for name in ("ca.crt", "server.crt", "server.key")

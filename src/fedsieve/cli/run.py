@@ -39,6 +39,9 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder: rows, result, checkpoints.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    replay: Annotated[
+        Path | None, typer.Option(help="Play a deployment's run folder again on this machine.")
+    ] = None,
     track: Annotated[
         list[str] | None,
         typer.Option(metavar="WHERE", help="Also log to `tensorboard:DIR` or `mlflow:URI`."),
@@ -83,7 +86,13 @@ def run(
     view = Rows() if json else Watcher() if quiet else shown()
     watcher = Several(view, *map(tracker, track or []))
     with watcher:
-        result = api.run(out=out, resume=resume, watcher=watcher, **s.collect(config, set_, given))
+        result = api.run(
+            out=out,
+            resume=resume,
+            replay=replay,
+            watcher=watcher,
+            **s.collect(config, set_, given),
+        )
     if json:
         typer.echo(msgspec.json.encode(result.summary).decode())
     else:

@@ -126,6 +126,12 @@ class RunFolder:
         for name, store in stores._asdict().items():
             store.forget_all_but([_versions(s, name) for s in saved_ones])
 
+    def rows(self) -> list[Row]:
+        """All rounds that were finished."""
+        path = self.path / "rounds.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [msgspec.json.decode(line, type=Row) for line in lines if line.endswith(b"\n")]
+
     def load(self, server_kind: type, stores: Stores) -> tuple[Position | None, list[Row]]:
         """The newest checkpoint and the rows up to it; (None, []) when there is none yet."""
         found = self._found()

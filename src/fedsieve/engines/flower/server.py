@@ -4,6 +4,7 @@ import hashlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -38,6 +39,7 @@ from fedsieve.engines.remote.signature import Public
 
 log = logging.getLogger("fedsieve")
 _HEARTBEAT_SECONDS = 15
+_START_SECONDS = 600  # a loaded machine takes its time
 _PYPROJECT = b"""\
 [project]
 name = "fedsieve-job"
@@ -68,7 +70,7 @@ class SuperLink:
     runs: list[int] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float, is_hopeless: Callable[[], bool] = lambda: False) -> None:
         """Until it answers."""
         end = time.monotonic() + seconds
         while True:
@@ -76,7 +78,7 @@ class SuperLink:
                 with self._control() as control:
                     control.ListRuns(ListRunsRequest(limit=1))
             except httpx.HTTPError as error:
-                if time.monotonic() > end:
+                if time.monotonic() > end or is_hopeless():
                     raise RoundError(
                         f"the SuperLink at {self.address} does not answer ({error}). All rounds "
                         "before are kept; see superlink.log, then deploy again with --resume."
@@ -96,7 +98,7 @@ class SuperLink:
 
     def connect(self) -> Grid:
         """Begin a run, take its task, and keep it alive."""
-        self.wait(seconds=120)
+        self.wait(_START_SECONDS)
         self.close()
         with self._control() as control:
             content = build_fab_from_files({"pyproject.toml": _PYPROJECT, "empty.py": _EMPTY})[0]

@@ -65,6 +65,7 @@ class Children:
 
     def __init__(self, again_seconds: float = 3.0) -> None:
         self._again_seconds = again_seconds
+        self.restarts = 0
         self._wanted: list[_Kept] = []
         self._running: list[subprocess.Popen[bytes]] = []
         self._stop, self._ended = threading.Event(), threading.Event()
@@ -99,6 +100,7 @@ class Children:
                     name = Path(self._wanted[place].command[1]).name
                     log.warning("%s ended (%s); starting it again", name, process.returncode)
                     self._running[place] = _start(self._wanted[place])
+                    self.restarts += 1
         self._ended.wait()  # what this thread has started must not outlive it
 
 

@@ -1,0 +1,113 @@
+"""Real deployments on this machine: processes of `fedsieve deploy` and `fedsieve node`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fedsieve
+from fedsieve.config import make, to_toml
+from fedsieve.engines.remote.certificates import make_all
+from fedsieve.engines.remote.processes import free_port
+from small import SETTINGS
+
+JOB = SETTINGS | {"clients": 3, "cohort": 3, "rounds": 3}
+FAULTY = Path(__file__).parent / "e2e" / "faulty_node.py"
+PATIENCE = 600  # seconds; a loaded machine is not a failure
+
+
+class Deployment:
+    """A server and its nodes below one folder; all are ended when the context is left."""
+
+    def __init__(self, folder, **settings):
+        self.folder, self.port, self.processes = folder, free_port(), []
+        self.settings = JOB | settings
+        self.run = folder / "run"
+        make_all(folder / "keys", ["localhost"], self.settings["clients"], days=1)
+        (folder / "job.toml").write_text(to_toml(make(self.settings)))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exit_):
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def start(self, *command, name):
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *map(str, command)], stdout=log, stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def server(self, *more, config=True):
+        job = [self.folder / "job.toml"] if config else []
+        return self.start(
+            "-m", "fedsieve", "deploy", *job, "--out", self.run, "--port", self.port,
+            "--certs", self.folder / "keys" / "server", "--quiet", *more, name="server",
+        )  # fmt: skip
+
+    def node(self, client, faults=None):
+        """A node; `faults` by name, each with the round (and seconds) it happens in."""
+        program = [FAULTY, json.dumps(faults)] if faults else ["-m", "fedsieve", "node"]
+        return self.start(
+            *program, "--server", f"localhost:{self.port}", "--client-id", client,
+            "--certs", self.folder / "keys" / f"node-{client}", "--data", "job",
+            "--store", self.folder / f"store-{client}", name=f"node-{client}",
+        )  # fmt: skip
+
+    def nodes(self):
+        return [self.node(client) for client in range(self.settings["clients"])]
+
+    def rows(self):
+        path = self.run / "rounds.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+    def wait_until(self, is_so, what):
+        end = time.monotonic() + PATIENCE
+        while not is_so():
+            assert time.monotonic() < end, f"{what} did not come:\n{self.logs()}"
+            time.sleep(0.1)
+
+    def finish(self, server):
+        """The result of a run that must end well."""
+        self.wait_until(lambda: server.poll() is not None, "the end")
+        assert server.returncode == 0, self.logs()
+        return json.loads((self.run / "result.json").read_text())
+
+    def here(self):
+        """The same job in this process, with the same clients lost and late."""
+        return fedsieve.run(replay=self.run)
+
+    def logs(self):
+        files = [
+            *self.folder.glob("*.log"),
+            *self.folder.glob("*/*.log"),
+            *self.run.glob("*/*.log"),
+        ]
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-1500:]}" for path in files)
+
+
+def child_of(process, name):
+    """The process number of a program that `process` has started."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            command = (path / "cmdline").read_text()
+        except OSError:
+            continue
+        if int(parent) == process.pid and name in command:
+            return int(path.name)
+    return None

@@ -1,0 +1,39 @@
+"""A node that misbehaves on purpose: `faulty_node.py FAULTS OPTIONS`, options as `fedsieve node`.
+
+FAULTS is JSON: {"raise": round, "sleep": [round, seconds], "garbage": round, "large": round}
+"""
+
+import json
+import sys
+import time
+
+from fedsieve.cli.app import main
+from fedsieve.engines.remote.desk import Desk
+from fedsieve.engines.remote.parcel import Call, TrainCall, peek
+from fedsieve.engines.site import Site
+
+faults = json.loads(sys.argv[1])
+train, answer = Site.train, Desk.answer
+
+
+def faulty_train(self, request):
+    if faults.get("raise") == request.round:
+        raise ValueError("on purpose")
+    if faults.get("sleep", [0])[0] == request.round:
+        time.sleep(faults["sleep"][1])
+    return train(self, request)
+
+
+def faulty_answer(self, parcel):
+    good, call = answer(self, parcel), peek(parcel, Call)
+    if isinstance(call.work, TrainCall):
+        if faults.get("garbage") == call.round:
+            return b"\x93\x01garbage"
+        if faults.get("large") == call.round:
+            return good + bytes(3 * 10**6)
+    return good
+
+
+Site.train, Desk.answer = faulty_train, faulty_answer
+sys.argv[1:2] = ["node"]
+main()

@@ -1,0 +1,124 @@
+"""Faults on real processes: the run completes, and equals one where the client was absent."""
+
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+
+from deployment import Deployment, child_of
+from small import METHODS
+
+pytestmark = pytest.mark.e2e
+
+
+def lost(deployment):
+    return {row["round"]: row["lost"] for row in deployment.rows() if row.get("lost")}
+
+
+@pytest.fixture(scope="module")
+def misbehaved(tmp_path_factory):
+    """Client 1 raises in round 2, is late in round 3, sends garbage in 5 and too much in 6."""
+    folder = tmp_path_factory.mktemp("misbehaved")
+    faults = {"raise": 2, "sleep": [3, 45], "garbage": 5, "large": 6}
+    with Deployment(folder, method="local_only", rounds=8, eval_every=4) as deployment:
+        server = deployment.server("--round-timeout", 30, "--max-message-mb", 2)
+        for client in (0, 2):
+            deployment.node(client)
+        deployment.node(1, faults)
+        yield deployment, deployment.finish(server)
+
+
+def test_the_run_completes_and_rows_count_the_client_that_failed(misbehaved):
+    deployment, result = misbehaved
+    missed = lost(deployment)
+    assert [row["round"] for row in deployment.rows()] == list(range(1, 9))
+    assert set(missed) >= {2, 3, 5, 6}
+    assert all(clients == [1] for clients in missed.values())
+    assert result["failed"] == len(missed)
+    assert not missed.keys() & {1, 7, 8}  # it is back
+
+
+def test_personal_states_are_those_of_a_client_that_was_absent(misbehaved):
+    deployment, result = misbehaved
+    here = deployment.here()
+    assert result["model_hash"] == here.summary.model_hash
+    assert [row["failed"] for row in deployment.rows()] == [row.failed for row in here.rows]
+
+
+def test_payload_bytes_are_those_of_the_replay(misbehaved):
+    deployment, _ = misbehaved
+    for row, other in zip(deployment.rows(), deployment.here().rows, strict=True):
+        assert row["up_bytes"] == other.up_bytes
+        assert row["down_bytes"] == other.down_bytes
+
+
+def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path):
+    with Deployment(tmp_path, method="local_only", rounds=5) as deployment:
+        first = deployment.server()
+        deployment.nodes()
+        deployment.wait_until(lambda: len(deployment.rows()) >= 2, "round 2")
+        first.kill()
+        first.wait()
+        second = deployment.server("--resume", config=False)
+        there = deployment.finish(second)
+    assert lost(deployment) == {}
+    assert there["model_hash"] == deployment.here().summary.model_hash
+    assert [row["round"] for row in deployment.rows()] == [1, 2, 3, 4, 5]
+
+
+def test_a_superlink_that_is_killed_is_started_again_and_nothing_is_lost(tmp_path):
+    with Deployment(tmp_path, method="fedavg", rounds=4) as deployment:
+        server = deployment.server()
+        deployment.nodes()
+        deployment.wait_until(lambda: len(deployment.rows()) >= 1, "round 1")
+        os.kill(child_of(server, "flower-superlink"), signal.SIGKILL)
+        there = deployment.finish(server)
+    assert there["model_hash"] == deployment.here().summary.model_hash
+    assert [row["round"] for row in deployment.rows()] == [1, 2, 3, 4]
+
+
+def test_a_node_killed_in_a_round_comes_back_with_its_state(tmp_path):
+    with Deployment(tmp_path, method="local_only", rounds=10, eval_every=10) as deployment:
+        server = deployment.server("--round-timeout", 25)
+        for client in (0, 2):
+            deployment.node(client)
+        victim = deployment.node(1, {"sleep": [2, 300]})
+        deployment.wait_until(lambda: len(deployment.rows()) >= 1, "round 1")
+        kept = list((tmp_path / "store-1").glob("jobs/*/states/*"))
+        assert len(kept) == 1
+        victim.kill()
+        victim.wait()
+        deployment.node(1)
+        there = deployment.finish(server)
+    missed = lost(deployment)
+    assert missed[2] == [1]
+    assert 10 not in missed
+    assert there["model_hash"] == deployment.here().summary.model_hash
+
+
+def test_the_first_to_answer_count_and_the_record_replays_to_the_same_bits(tmp_path):
+    settings = {"method": "fedavg", "clients": 3, "cohort": 2, "rounds": 3}
+    with Deployment(tmp_path, **settings) as deployment:
+        server = deployment.server("--over-select", 1, "--round-timeout", 120)
+        deployment.node(0, {"sleep": [2, 20]})
+        for client in (1, 2):
+            deployment.node(client)
+        there = deployment.finish(server)
+    rows = deployment.rows()
+    assert [row["spare"] for row in rows] == [1, 1, 1]
+    assert rows[1]["late"] == [0]
+    assert all(row["clients"] == 2 for row in rows)
+    assert there["model_hash"] == deployment.here().summary.model_hash
+
+
+@pytest.mark.parametrize("method", ["fedavg", "spafl", "flops_pa"])
+def test_methods_end_in_the_same_bits_on_real_processes(method, tmp_path):
+    if method not in METHODS:
+        pytest.skip(f"{method} is not registered")
+    with Deployment(tmp_path, method=method) as deployment:
+        server = deployment.server()
+        deployment.nodes()
+        there = deployment.finish(server)
+    assert there["model_hash"] == deployment.here().summary.model_hash

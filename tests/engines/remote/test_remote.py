@@ -1,0 +1,297 @@
+"""Desk and dispatch: what is lost, late, stale, forged or repeated leaves no trace in the run."""
+
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+
+from fedsieve import api
+from fedsieve.api import Watcher
+from fedsieve.config import make
+from fedsieve.core.errors import RoundError, WireError
+from fedsieve.deploy import receipts
+from fedsieve.engines.flower.carrier import GridCarrier
+from fedsieve.engines.folder import RunFolder
+from fedsieve.engines.remote.desk import Desk
+from fedsieve.engines.remote.dispatch import LostError, Remote
+from fedsieve.engines.remote.parcel import Answer, Call, Failed, TrainCall, Trained, peek, seal
+from fedsieve.engines.remote.signature import fresh_key
+from fedsieve.job import build
+from fedsieve.loop import Engine
+from fedsieve.node import Node, open_job
+from grid import LocalGrid, desks, terms_of
+from small import small_job, steady
+
+
+class Deployed:
+    """A job on desks in this process; `change(client, call, parcel)` may tamper with answers."""
+
+    def __init__(self, job, folder, change=None, carrier=GridCarrier, **terms):
+        self.job, self.folder, self.terms, self.carrier = job, folder, terms, carrier
+        keys, nodes = terms.pop("keys", None), terms.pop("desks", None)
+        if keys:
+            self.terms |= {"key": keys["server"], "nodes": {c: keys[c].public for c in range(3)}}
+        server = keys["server"].public if keys else None
+        self.desks = nodes or desks(job, folder / "nodes", keys, server)
+        self.grid = LocalGrid(
+            {100 + client: self.answering(client, change) for client in self.desks}
+        )
+
+    def answering(self, client, change):
+        def answer(parcel):
+            good = self.desks[client].answer(parcel)
+            return change(client, peek(parcel, Call), good) if change else good
+
+        return answer
+
+    def play(self, out=None, *, resume=False, **changes):
+        @contextmanager
+        def nodes(job, states):
+            terms = terms_of(job, **self.terms)
+            yield Engine(receipts(states), Remote(self.carrier(lambda: self.grid), terms))
+
+        folder = RunFolder(out) if out else None
+        return api.play(
+            self.job, folder, resume=resume, watcher=Watcher(), open_engine=nodes, **changes
+        )
+
+
+def absent(job, rows):
+    """The same job in this process, where whoever was lost or late did not take part."""
+    record = {row.round: row for row in rows}
+    return api.play(job, None, resume=False, watcher=Watcher(), record=record)
+
+
+def stateful(**more):
+    return small_job(method="local_only", **{"clients": 3, "cohort": 3, "rounds": 4} | more)
+
+
+def is_training(call, number):
+    return isinstance(call.work, TrainCall) and call.round == number
+
+
+def keys():
+    return {name: fresh_key() for name in ("server", 0, 1, 2)}
+
+
+def test_a_lost_reply_leaves_the_state_of_a_client_that_was_absent(tmp_path):
+    def change(client, call, good):
+        return None if client == 1 and is_training(call, 2) else good
+
+    job = stateful()
+    there = Deployed(job, tmp_path, change, seconds=0.5).play()
+    assert [row.lost for row in there.rows] == [[], [1], [], []]
+    here = absent(job, there.rows)
+    assert there.summary.model_hash == here.summary.model_hash
+    assert steady(there.rows)[2:] == steady(here.rows)[2:]
+    assert here.summary.model_hash != absent(job, []).summary.model_hash
+
+
+FORGERIES = {
+    "garbage": lambda good, all_keys: b"\x93\x01garbage",
+    "empty": lambda good, all_keys: b"x",
+    "in another's name": lambda good, all_keys: seal(
+        msgspec.structs.replace(peek(good, Answer), client=0), all_keys[1]
+    ),
+    "with a key of its own": lambda good, all_keys: seal(peek(good, Answer), fresh_key()),
+    "unsigned": lambda good, all_keys: seal(peek(good, Answer), None),
+    "to another call": lambda good, all_keys: seal(
+        msgspec.structs.replace(peek(good, Answer), call=bytes(16)), all_keys[1]
+    ),
+    "counted wrong": lambda good, all_keys: seal(
+        msgspec.structs.replace(
+            peek(good, Answer),
+            result=msgspec.structs.replace(peek(good, Answer).result, parts=(0, 0, 1)),
+        ),
+        all_keys[1],
+    ),
+    "too large": lambda good, all_keys: good + bytes(300_000),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_or_malformed_answer_is_a_failure_of_its_sender_alone(forgery, tmp_path):
+    signing = keys()
+
+    def change(client, call, good):
+        is_bad = client == 1 and is_training(call, 2)
+        return FORGERIES[forgery](good, signing) if is_bad else good
+
+    job = stateful(rounds=3)
+    there = Deployed(job, tmp_path, change, keys=signing, limit_bytes=200_000).play()
+    assert [row.lost for row in there.rows] == [[], [1], []]
+    assert there.summary.model_hash == absent(job, there.rows).summary.model_hash
+
+
+def test_an_old_answer_sent_again_does_not_count(tmp_path):
+    kept = {}
+
+    def change(client, call, good):
+        if client == 1 and is_training(call, 1):
+            kept["old"] = good
+        return kept["old"] if client == 1 and is_training(call, 2) else good
+
+    job = stateful(rounds=3)
+    there = Deployed(job, tmp_path, change, keys=keys()).play()
+    assert [row.lost for row in there.rows] == [[], [1], []]
+    assert there.summary.model_hash == absent(job, there.rows).summary.model_hash
+
+
+class Leaky(GridCarrier):
+    """Loses the connection with everything under way on every third pull."""
+
+    pulls = 0
+
+    def pull(self, messages):
+        self.pulls += 1
+        if self.pulls % 3 == 0:
+            self._grid.replies.clear()
+            raise LostError("gone")
+        return super().pull(messages)
+
+
+def test_calls_that_go_out_again_count_once(tmp_path):
+    job = stateful()
+    there = Deployed(job, tmp_path, carrier=Leaky).play()
+    assert there.summary.failed == 0
+    here = absent(job, [])
+    assert there.summary.model_hash == here.summary.model_hash
+    assert steady(there.rows) == steady(here.rows)
+
+
+def test_a_server_that_starts_again_finds_the_states_of_its_checkpoint(tmp_path):
+    job = small_job(method="local_only", clients=3, cohort=2, rounds=5, checkpoint_every=1)
+    first = Deployed(job, tmp_path)
+    seen = []
+
+    def stop(client, call, good):
+        if is_training(call, 4):
+            seen.append(client)
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+        return good
+
+    broken = Deployed(job, tmp_path, stop, desks=first.desks)
+    cut = broken.play(tmp_path / "run")
+    assert cut.summary.stopped == "after round 3 of 5"
+    whole = Deployed(job, tmp_path, desks=first.desks, session=2).play(
+        tmp_path / "run", resume=True
+    )
+    assert whole.summary.failed == 0
+    assert whole.summary.model_hash == absent(job, []).summary.model_hash
+
+
+def train_call(number, version=0, session=1, client=1):
+    work = TrainCall(version, b"", (), (), 5)
+    return Call("0" * 32, session, number, client, work)
+
+
+@pytest.fixture
+def desk(tmp_path):
+    job = stateful()
+    found = desks(job, tmp_path)[1]
+    hello = Call("0" * 32, 1, 0, -1, terms_of(job).hello)
+    found.answer(seal(hello, None))
+    return found
+
+
+def result_of(desk, call):
+    return peek(desk.answer(seal(call, None)), Answer).result
+
+
+def test_a_round_that_is_over_is_not_trained_again(desk):
+    assert isinstance(result_of(desk, train_call(3)), Trained)
+    assert "round 2 is over" in result_of(desk, train_call(2)).error
+    assert isinstance(result_of(desk, train_call(2, session=2)), Trained)  # the server went back
+
+
+def test_a_call_that_is_repeated_gives_the_same_state(desk):
+    first, second = (result_of(desk, train_call(1)) for _ in range(2))
+    assert first.digest == second.digest
+
+
+def test_the_server_names_the_version_and_others_are_dropped(desk, tmp_path):
+    one = result_of(desk, train_call(1))
+    lost = result_of(desk, train_call(2, version=1))
+    again = result_of(desk, train_call(3, version=1))
+    assert one.digest != lost.digest
+    assert again.digest == lost.digest  # both start from version 1, with the same key
+    kept = sorted(path.stem for path in (tmp_path / "1").glob("jobs/*/states/*"))
+    assert kept == ["0000001-0000001", "0000001-0000003"]
+
+
+def test_a_state_that_is_gone_is_not_replaced_by_a_fresh_one(desk, tmp_path):
+    result_of(desk, train_call(1))
+    for path in (tmp_path / "1").glob("jobs/*/states/*"):
+        path.unlink()
+    assert "missing" in result_of(desk, train_call(2, version=1)).error
+
+
+def test_calls_for_others_and_of_unknown_jobs_are_refused(desk):
+    assert "for client 2" in result_of(desk, train_call(1, client=2)).error
+    stranger = msgspec.structs.replace(train_call(1), job="f" * 32)
+    assert result_of(desk, stranger) == Failed("the job is not known here", is_stranger=True)
+    outside = msgspec.structs.replace(train_call(1), job="../../../etc")
+    assert "hexadecimal" in result_of(desk, outside).error
+
+
+def test_a_desk_with_keys_hears_only_the_server(tmp_path):
+    signing = keys()
+    desk = Desk(
+        1, tmp_path, lambda hello: pytest.fail("opened"), signing[1], signing["server"].public
+    )
+    for key in (None, signing[2], fresh_key()):
+        with pytest.raises(WireError, match="signature"):
+            desk.answer(seal(train_call(1), key))
+
+
+def test_too_few_nodes_end_the_run_and_keep_what_was_done(tmp_path):
+    def change(client, call, good):
+        return None if client and is_training(call, 3) else good
+
+    job = stateful(min_replies=2, checkpoint_every=1)
+    deployed = Deployed(job, tmp_path, change, seconds=0.5)
+    with pytest.raises(RoundError, match="1 of 3 clients"):
+        deployed.play(tmp_path / "run")
+    assert len(RunFolder(tmp_path / "run").rows()) == 2
+
+
+def test_the_first_to_answer_count_and_the_record_replays(tmp_path):
+    def change(client, call, good):
+        return None if client == 0 and is_training(call, 2) else good
+
+    job = stateful(cohort=2)
+    there = Deployed(job, tmp_path, change, seconds=30).play(spare=1)
+    assert [row.clients for row in there.rows] == [2] * 4
+    assert there.rows[1].late == [0]
+    here = absent(job, there.rows)
+    assert there.summary.model_hash == here.summary.model_hash
+    assert [row.late for row in here.rows] == [row.late for row in there.rows]
+
+
+def test_owners_data_that_the_server_never_sees_gives_the_bits_of_pooled_files(tmp_path):
+    """Each owner's rows in a file of its own, against one file with all rows and their owners."""
+    generator = np.random.default_rng(0)
+    x, x_test = (generator.normal(size=(n, 6)).astype(np.float32) for n in (60, 30))
+    y, y_test = (np.abs(a[:, 0] * 2).astype(np.int64).clip(0, 2) for a in (x, x_test))
+    owners, owners_test = np.arange(60) % 3, np.arange(30) % 3
+    everything = {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
+    np.savez(tmp_path / "all.npz", **everything, owners=owners, owners_test=owners_test)
+    common = {"model": "mlp(hidden=[5])", "rounds": 3, "batch_size": 7, "method": "fedavg"}
+    here = api.run(dataset=f"npz:{tmp_path}/all.npz", partition="natural", **common)
+    nodes = {}
+    for client in range(3):
+        mine, tests = owners == client, owners_test == client
+        parts = {n: a[tests if n.endswith("test") else mine] for n, a in everything.items()}
+        np.savez(tmp_path / f"{client}.npz", **parts)
+        own = Node(server="localhost:1", client=client, data=f"npz:{tmp_path}/{client}.npz",
+                   store=tmp_path / f"node-{client}")  # fmt: skip
+        nodes[client] = Desk(client, own.store, lambda hello, own=own: open_job(own, hello))
+    form = "elsewhere(owners=3, shape=[6], outputs=3)"
+    job = build(make(common | {"dataset": form}))
+    there = Deployed(job, tmp_path, desks=nodes).play()
+    assert there.summary.model_hash == here.summary.model_hash
+    assert steady(there.rows) == steady(here.rows)
