@@ -18,6 +18,7 @@ import tomli_w
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.method import AnyMethod, method_class
 from fedsieve.core.options import coerce, construct, in_range, spell
+from fedsieve.data.dataset import InputScale
 from fedsieve.wire.precision import Precision
 
 
@@ -29,6 +30,7 @@ class Config:
     dataset: str = "digits"  # see `fedsieve datasets`; npz:FILE or python:module:function
     model: str = "auto"  # see `fedsieve models`; auto fits the data
     partition: str = "auto"  # how data is split over clients; see `fedsieve partition --help`
+    input_scale: InputScale = "standard"  # images: mean 0 and deviation 1, 0..1, or 0..255
     clients: int | None = None  # how many (20; natural partitions: all there are)
     cohort: int | None = None  # how many take part in a round (10, or all if fewer)
     rounds: int = 30  # communication rounds
@@ -82,7 +84,8 @@ def make(values: dict[str, Any]) -> Config:
     """A checked configuration from plain values.
 
     Names that are not settings are options of the method, so that `--set proximal=0.1`, a TOML
-    table `[options]` and a keyword of `fedsieve.run` all reach it.
+    table `[options]` and a keyword of `fedsieve.run` all reach it. `preset` stands for the options
+    a method has under that name; those given beside it win.
 
     Raises:
         ConfigError: an unknown name (the nearest one is suggested) or a value that does not fit.
@@ -94,6 +97,7 @@ def make(values: dict[str, Any]) -> Config:
     settings = {n: v for n, v in table.items() if n in SETTINGS}
     options = options | {n: v for n, v in table.items() if n not in SETTINGS}
     cls = method_class(str(settings.get("method", "fedavg")))
+    options = _expanded(cls, options)
     known = method_options(cls)
     for name in options:
         if name not in known:
@@ -109,6 +113,16 @@ def make(values: dict[str, Any]) -> Config:
     options = {n: coerce(v, hints[n], f"{where}: {n}") for n, v in options.items()}
     plain = {n: v for n, v in settings.items() if v is not None}
     return dataclasses.replace(construct(Config, plain, "config"), options=options)
+
+
+def _expanded(cls: type[AnyMethod], options: dict[str, Any]) -> dict[str, Any]:
+    if "preset" not in options or not cls.presets:
+        return options
+    given = {n: v for n, v in options.items() if n != "preset"}
+    name = options["preset"]
+    if name not in cls.presets:
+        raise ConfigError(unknown(f"preset of {cls.__name__}", str(name), cls.presets))
+    return {**cls.presets[name], **given}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

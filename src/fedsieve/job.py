@@ -92,6 +92,7 @@ def split_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset,
         dataset = load(config.dataset, root, fold(config.seed, "dataset"))
     else:
         dataset.check()
+    dataset = dataset.scaled(config.input_scale)
     how = read(_partition_name(config, dataset), PARTITIONS, "partition")
     clients = config.clients or (None if isinstance(how, Natural) else DEFAULT_CLIENTS)
     partition = split(dataset, how, clients, fold(config.seed, "partition"), config.validation)

@@ -1,6 +1,6 @@
 """A data set in memory: compact arrays and the rule that turns them into model inputs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -11,6 +11,7 @@ from fedsieve.core.errors import DataError
 
 Kind: TypeAlias = Literal["classes", "labels", "values"]
 Layout: TypeAlias = Literal["images", "rows", "tokens"]
+InputScale: TypeAlias = Literal["standard", "unit", "raw255"]
 PerChannel: TypeAlias = float | tuple[float, ...]
 
 
@@ -77,6 +78,15 @@ class Dataset:
             scale, shift = self._affine
             values = x.to(torch.float32, copy=True).mul_(scale).add_(shift)
         return values.permute(0, 3, 1, 2) if self.layout == "images" else values
+
+    def scaled(self, how: InputScale) -> "Dataset":
+        """The same images with the largest stored value at 1 (unit) or 255 (raw255), and 0 at 0."""
+        if how == "standard":
+            return self
+        if self.layout != "images":
+            self._fail(f"input_scale={how!r} is for images, these are {self.layout}; leave it out")
+        top = float(self.x.max()) or 1.0
+        return replace(self, scale=(255.0 if how == "raw255" else 1.0) / top, shift=0.0)
 
     def label(self, scores: Tensor) -> Tensor:
         """Targets for outputs (N, num_outputs) of a planted truth."""

@@ -1,12 +1,14 @@
 """The books of a round: its row, and what its evaluation showed."""
 
 import math
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedsieve.core.method import AnyMethod
 from fedsieve.engines.evaluate import Scores
 from fedsieve.engines.site import Failure, Reply
 from fedsieve.ledger.bytes import Sent, total
+from fedsieve.ledger.flops import layer_density, mean_density, overall
 from fedsieve.ledger.rows import Evaluation, Row
 
 
@@ -25,13 +27,6 @@ class Exchange(NamedTuple):
     messages: list[Sent]
 
 
-class Share(NamedTuple):
-    """Share of non-zeros in a tensor, and its size."""
-
-    density: float
-    size: int
-
-
 def account(
     method: AnyMethod,
     server: Any,
@@ -45,7 +40,8 @@ def account(
     up, down = total(messages, "up"), total(messages, "down")
     flops = [a.reply.flops for a in accepted]
     shares = _shares(method, server, accepted)
-    size = sum(share.size for share in shares.values())
+    layers = scores.layer_density or shares
+    is_scored, own = bool(scores.client_accuracy), scores.client_density
     row = Row(
         round=number,
         seconds=seconds,
@@ -58,30 +54,30 @@ def account(
         flops_dense=sum(f.dense for f in flops),
         flops_ideal=sum(f.ideal for f in flops),
         flops_realisable=sum(f.realisable for f in flops),
-        density=sum(s.density * s.size for s in shares.values()) / size if size else 1.0,
+        density=overall(shares, method.task.graph),
         values=_means([a.reply.values for a in accepted]),
         global_accuracy=scores.global_accuracy,
         local_accuracy=scores.local_accuracy,
+        seen_accuracy=scores.seen_accuracy,
+        local_density=fmean(own) if own else None,
+        layer_mean_density=fmean(layers.values()) if is_scored and layers else None,
         loss=scores.loss,
     )
-    if not scores.client_accuracy:
+    if not is_scored:
         return row, None
-    layers = {name: share.density for name, share in shares.items()}
-    own = [score if math.isfinite(score) else None for score in scores.client_accuracy]
-    return row, Evaluation(round=number, client_accuracy=own, layer_density=layers)
+    return row, Evaluation(
+        round=number,
+        client_accuracy=[x if math.isfinite(x) else None for x in scores.client_accuracy],
+        layer_density=layers,
+        client_density=own,
+    )
 
 
-def _shares(method: AnyMethod, server: Any, accepted: list[Accepted]) -> dict[str, Share]:
+def _shares(method: AnyMethod, server: Any, accepted: list[Accepted]) -> dict[str, float]:
     """Of the maskable tensors of the deployed model; means over the cohort's personal ones."""
     states = [a.reply.state for a in accepted] if method.personal else [()]
     models = [model for s in states if (model := method.deploy(server, s)) is not None]
-    return {
-        name: Share(
-            sum(int(m[name].count_nonzero()) / m[name].numel() for m in models) / len(models),
-            models[0][name].numel(),
-        )
-        for name in (method.task.graph.maskable if models else ())
-    }
+    return mean_density([layer_density(model, method.task.graph) for model in models])
 
 
 def _means(values: list[dict[str, float]]) -> dict[str, float]:

@@ -40,6 +40,7 @@ class Saved(msgspec.Struct, frozen=True):
     schemas: tuple[bytes, ...]
     masks: tuple[tuple[int, bytes, int], ...]
     versions: dict[str, dict[str, int]]  # store -> client -> round of what it holds
+    seen: tuple[int, ...]
 
 
 class RunFolder:
@@ -112,6 +113,7 @@ class RunFolder:
             position.schemas,
             tuple((mark, *packed) for mark, packed in position.masks.items()),
             {name: {str(c): v for c, v in held.items()} for name, held in versions.items()},
+            tuple(sorted(position.seen)),
         )
         blob.write(fresh / "server.safetensors", blob.pack(position.server))
         blob.write(fresh / "position.msgpack", msgspec.msgpack.encode(saved))
@@ -145,7 +147,8 @@ class RunFolder:
                 f"{self.path}: rounds.jsonl has {len(rows)} rows, the checkpoint {saved.done}. "
                 "Start again in a new folder."
             )
-        return Position(saved.done, server, links, saved.schemas, table), rows
+        seen = frozenset(saved.seen)
+        return Position(saved.done, server, links, saved.schemas, table, seen), rows
 
     def finish(self, summary: Summary, model: dict[str, Any] | None) -> None:
         """Write the result, and the global model if there is one."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedsieve.core import keys, tree
 from fedsieve.core.errors import ConfigError, RoundError, WireError
 from fedsieve.core.keys import fold
-from fedsieve.core.method import AnyMethod, Method, message_types
+from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.data.federation import Federation
 from fedsieve.engines.account import Accepted, Exchange, account
 from fedsieve.engines.evaluate import Scores, evaluate
@@ -48,6 +48,7 @@ class Position(NamedTuple):
     links: Links
     schemas: tuple[bytes, ...]  # of clients' messages, as the server has been told
     masks: MaskTable  # that links refer to
+    seen: frozenset[int] = frozenset()  # clients that have trained
 
 
 class Played(NamedTuple):
@@ -85,7 +86,6 @@ class Rounds:
         self.stores, self.execute, self._on_reply = stores, execute, on_reply
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
-        self._has_observers = type(method).observe is not Method.observe
 
     def start(self) -> Position:
         """The position before the first round."""
@@ -124,13 +124,14 @@ class Rounds:
             self.stores.states.put(reply.client, reply.state, number)
             if reply.residual:
                 self.stores.residuals.put(reply.client, reply.residual, number)
-        if self._has_observers:
+        if self.method.reaches_all:
             messages += self._observe(position, post, set(cohort), links)
         schemas = tuple(schema.packed() for schema in self._decoder.schemas.values())
+        seen = position.seen | {a.reply.client for a in accepted}
         scores = Scores(None, None, None)
         if number % self.plan.eval_every == 0 or number == self.plan.rounds:
             states = self.stores.states
-            scores = evaluate(self.method, server, states, self.federation, self.execute)
+            scores = evaluate(self.method, server, states, self.federation, self.execute, seen)
         seconds = time.perf_counter() - started
         exchange = Exchange(accepted, failures, messages)
         row, evaluation = account(self.method, server, exchange, scores, number, seconds)
@@ -139,7 +140,7 @@ class Rounds:
             for reply, up in accepted:
                 letter, link = letters[reply.client], position.links.get(reply.client, Link())
                 frames += frames_of(number, reply, up, letter, recall(position.masks, link.masks))
-        after = Position(number, server, links, schemas, masks)
+        after = Position(number, server, links, schemas, masks, seen)
         return Played(after, row, evaluation, messages, frames)
 
     def _cohort(self, position: Position) -> list[int]:

@@ -43,10 +43,27 @@ def flops(graph: LayerGraph, processed: int, mask: Mask | None) -> Flops:
     return Flops(dense, passes * ideal, passes * realisable)
 
 
+def layer_density(params: Params, graph: LayerGraph) -> dict[str, float]:
+    """The share of non-zeros in each tensor that a mask may cover."""
+    # Counting booleans is many times faster than counting non-zero floats.
+    return {n: _count(params[n] != 0) / params[n].numel() for n in graph.maskable}
+
+
 def density(params: Params, graph: LayerGraph) -> float:
-    """The share of non-zeros in all tensors that a mask may cover."""
-    weights = [params[name] for name in graph.maskable]
-    return sum(_count(w) for w in weights) / sum(w.numel() for w in weights)
+    """The share of non-zeros in all of them together."""
+    return overall(layer_density(params, graph), graph)
+
+
+def mean_density(models: list[dict[str, float]]) -> dict[str, float]:
+    """The mean over models of what `layer_density` says of each."""
+    return {n: sum(m[n] for m in models) / len(models) for n in (models[0] if models else ())}
+
+
+def overall(shares: dict[str, float], graph: LayerGraph) -> float:
+    """The share in all tensors together from the share in each."""
+    sizes = {x.weight: math.prod(x.shape) for x in graph.layers}
+    total = sum(sizes[name] for name in shares)
+    return sum(share * sizes[name] for name, share in shares.items()) / total if total else 1.0
 
 
 def _remaining(graph: LayerGraph, layer: Layer, alive: dict[str, int]) -> int:

@@ -4,6 +4,7 @@ Tiers, from the smallest to the paper's own setting:
 
     smoke   minutes on embedded data: does everything work, is accuracy sane
     small   about half an hour on two cores: real data, fewer rounds
+    medium  hours: where what small shows has not settled yet
     full    the setting of the paper; the only one that is judged against it
 """
 
@@ -16,7 +17,7 @@ from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.ledger.rows import Summary
 from fedsieve.recipes.figure import Calculated
 
-TierName = Literal["smoke", "small", "full"]
+TierName = Literal["smoke", "small", "medium", "full"]
 TIERS: tuple[TierName, ...] = get_args(TierName)
 Settings: TypeAlias = Mapping[str, Any]  # keywords of fedsieve.run
 
@@ -144,7 +145,11 @@ METRICS: dict[str, Callable[[Summary], float | None]] = {
     "local_accuracy": lambda s: s.local_accuracy,
     "best_global_accuracy": lambda s: s.best_global_accuracy,
     "best_local_accuracy": lambda s: s.best_local_accuracy,
+    "seen_accuracy": lambda s: s.seen_accuracy,
     "density": lambda s: s.density,
+    "local_density": lambda s: s.local_density,
+    "layer_mean_density": lambda s: s.layer_mean_density,
+    "true_mb": lambda s: (s.up_bytes + s.down_bytes) / 1e6,
     "paper_gbit": lambda s: 8 * (s.up_paper_bytes + s.down_paper_bytes) / 1e9,
     "paper_gib": lambda s: (s.up_paper_bytes + s.down_paper_bytes) / 2**30,
     "macs_per_client": lambda s: s.flops_dense / s.num_clients,
