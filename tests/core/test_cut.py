@@ -194,3 +194,23 @@ def test_a_space_without_a_live_channel_keeps_one():
     small = compact(task.graph, params, alive_channels(task.graph, mask))
     assert small["0.weight"].shape == (1, 3)
     assert not task.predict(small, torch.ones(2, 3)).any()
+
+
+def test_moments_and_vectors_of_rows_are_cut_and_restored_like_their_weight():
+    graph = trace(mlp(3, 4, 2), (3,))
+    mask = full(graph)
+    mask["0.weight"][1] = False
+    alive = alive_channels(graph, mask)
+    whole = {
+        "step": torch.tensor(5),
+        "momentum/2.weight": torch.arange(8.0).view(2, 4),
+        "0.weight": torch.arange(4.0),
+    }
+    small = compact(graph, whole, alive)
+    assert int(small["step"]) == 5
+    assert small["momentum/2.weight"].tolist() == [[0, 2, 3], [4, 6, 7]]
+    assert small["0.weight"].tolist() == [0, 2, 3]
+    back = restore(graph, {n: v + 10 for n, v in small.items()}, alive, whole)
+    assert back["0.weight"].tolist() == [10, 1, 12, 13]
+    assert back["momentum/2.weight"].tolist() == [[10, 1, 12, 13], [14, 5, 16, 17]]
+    assert int(back["step"]) == 15

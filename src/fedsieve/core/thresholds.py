@@ -66,8 +66,9 @@ class Thresholding:
         slope = None if self.slope == "identity" else self._window(weight, thresholds)
         is_row = self.granularity == "filter"
         n = (fan_in or weight[0].numel()) if is_row else 0
+        some = None if is_row and bool(kept.all()) else kept
         masked: Tensor = _Masked.apply(  # type: ignore[no-untyped-call]
-            weight, thresholds, kept, slope, n, self.through_magnitude
+            weight, thresholds, some, slope, n, self.through_magnitude
         )
         return masked
 
@@ -90,22 +91,26 @@ def penalty(thresholds: Params, kind: Penalty) -> Tensor:
 
 
 class _Masked(torch.autograd.Function):
-    """w p with the gradients at the top of this file; `row` is n for whole rows and 0 else."""
+    """w p with the gradients at the top of this file; `row` is n for whole rows and 0 else.
+
+    `kept` is None where the mask keeps all.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         weight: Tensor,
         thresholds: Tensor,  # noqa: ARG004 - it is differentiated
-        kept: Tensor,
+        kept: Tensor | None,
         slope: Tensor | None,
         row: int,
         through_magnitude: bool,  # noqa: FBT001 - autograd takes no keywords
     ) -> Tensor:
-        kept = kept.to(weight.dtype)  # products with booleans are several times slower
+        if kept is not None:
+            kept = kept.to(weight.dtype)  # products with booleans are several times slower
         ctx.save_for_backward(weight, kept, slope)
         ctx.row, ctx.through_magnitude = row, through_magnitude
-        return weight * kept
+        return weight.view_as(weight) if kept is None else weight * kept
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -120,9 +125,10 @@ class _Masked(torch.autograd.Function):
         of_thresholds = -(product if ctx.row else product.sum(axes)).flatten()
         of_weight = None
         if ctx.needs_input_grad[0]:
-            of_weight = grad * kept
+            of_weight = grad if kept is None else grad * kept
             if ctx.through_magnitude:  # d|w| = sign(w)
-                of_weight.addcmul_(weight.sign(), product / ctx.row if ctx.row else product)
+                per_weight = product / ctx.row if ctx.row else product
+                of_weight = torch.addcmul(of_weight, weight.sign(), per_weight)
         return of_weight, of_thresholds, None, None, None, None
 
 

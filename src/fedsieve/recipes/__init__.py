@@ -1,5 +1,17 @@
 """One file per paper table: settings, expected figures, tiers; importing them registers them."""
 
-from fedsieve.recipes import communication_totals, dense_flops, em_fashion_mnist
+from fedsieve.recipes import (
+    communication_totals,
+    dense_flops,
+    em_fashion_mnist,
+    spafl_fashion_mnist,
+    spafl_tables,
+)
 
-__all__ = ["communication_totals", "dense_flops", "em_fashion_mnist"]
+__all__ = [
+    "communication_totals",
+    "dense_flops",
+    "em_fashion_mnist",
+    "spafl_fashion_mnist",
+    "spafl_tables",
+]

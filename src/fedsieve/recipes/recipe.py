@@ -38,11 +38,21 @@ class AtLeast:
 
 
 @dataclass(frozen=True)
+class AtMost:
+    """The mean over seeds is `value` or less."""
+
+    value: float
+
+
+Bound: TypeAlias = Within | AtLeast | AtMost
+
+
+@dataclass(frozen=True)
 class Expected:
     """A figure of a row: which one (see METRICS), what it should be, and who says so."""
 
     metric: str
-    bound: Within | AtLeast
+    bound: Bound
     source: str
 
     def __post_init__(self) -> None:
@@ -183,10 +193,12 @@ def _word(settings: Settings, name: str) -> str:
     return str(settings.get(name, "the default"))
 
 
-def _compare(value: float, bound: Within | AtLeast) -> tuple[bool, str]:
+def _compare(value: float, bound: Bound) -> tuple[bool, str]:
     off = value - bound.value
     if isinstance(bound, AtLeast):
         return off >= 0, f"{'at least' if off >= 0 else f'{-off:.4g} below'} {bound.value:g}"
+    if isinstance(bound, AtMost):
+        return off <= 0, f"{'at most' if off <= 0 else f'{off:.4g} above'} {bound.value:g}"
     if abs(off) <= 1e-9 * abs(bound.value):
         return True, "equal"
     if abs(off) <= bound.tolerance:
