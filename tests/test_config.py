@@ -126,3 +126,22 @@ def test_results_do_not_depend_on_torch_threads_and_leave_them_alone():
     finally:
         torch.set_num_threads(1)
     assert fedsieve.run(rounds=1, clients=3).summary.model_hash == two
+
+
+def test_a_preset_stands_for_its_options_and_those_beside_it_win():
+    found = make({"method": "spafl", "preset": "paper", "clamp": False}).options
+    assert found["granularity"] == "element"
+    assert found["training"] == "split"
+    assert found["reg_warmup"] is None
+    assert found["clamp"] is False
+    assert "preset" not in found
+    with pytest.raises(ConfigError, match="unknown preset of SpaFL 'papers'"):
+        make({"method": "spafl", "preset": "papers"})
+    with pytest.raises(ConfigError, match="unknown setting or fedavg option 'preset'"):
+        make({"method": "fedavg", "preset": "paper"})
+
+
+@pytest.mark.parametrize("method", sorted(n for n, cls in registered().items() if cls.presets))
+def test_every_preset_builds(method):
+    for preset in registered()[method].presets:
+        assert to_toml(build(make(FAST | {"method": method, "preset": preset})).config)

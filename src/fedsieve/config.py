@@ -84,7 +84,8 @@ def make(values: dict[str, Any]) -> Config:
     """A checked configuration from plain values.
 
     Names that are not settings are options of the method, so that `--set proximal=0.1`, a TOML
-    table `[options]` and a keyword of `fedsieve.run` all reach it.
+    table `[options]` and a keyword of `fedsieve.run` all reach it. `preset` stands for the options
+    a method has under that name; those given beside it win.
 
     Raises:
         ConfigError: an unknown name (the nearest one is suggested) or a value that does not fit.
@@ -96,6 +97,7 @@ def make(values: dict[str, Any]) -> Config:
     settings = {n: v for n, v in table.items() if n in SETTINGS}
     options = options | {n: v for n, v in table.items() if n not in SETTINGS}
     cls = method_class(str(settings.get("method", "fedavg")))
+    options = _expanded(cls, options)
     known = method_options(cls)
     for name in options:
         if name not in known:
@@ -111,6 +113,16 @@ def make(values: dict[str, Any]) -> Config:
     options = {n: coerce(v, hints[n], f"{where}: {n}") for n, v in options.items()}
     plain = {n: v for n, v in settings.items() if v is not None}
     return dataclasses.replace(construct(Config, plain, "config"), options=options)
+
+
+def _expanded(cls: type[AnyMethod], options: dict[str, Any]) -> dict[str, Any]:
+    if "preset" not in options or not cls.presets:
+        return options
+    given = {n: v for n, v in options.items() if n != "preset"}
+    name = options["preset"]
+    if name not in cls.presets:
+        raise ConfigError(unknown(f"preset of {cls.__name__}", str(name), cls.presets))
+    return {**cls.presets[name], **given}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -273,3 +273,23 @@ def test_folding_changes_no_input():
     before = {n: t.clone() for n, t in params.items()}
     smallest(task, params)
     assert all(torch.equal(before[n], t) for n, t in params.items())
+
+
+def test_moments_and_vectors_of_rows_are_cut_and_restored_like_their_weight():
+    graph = trace(mlp(3, 4, 2), (3,))
+    mask = full(graph)
+    mask["0.weight"][1] = False
+    alive = alive_channels(graph, mask)
+    whole = {
+        "step": torch.tensor(5),
+        "momentum/2.weight": torch.arange(8.0).view(2, 4),
+        "0.weight": torch.arange(4.0),
+    }
+    small = compact(graph, whole, alive)
+    assert int(small["step"]) == 5
+    assert small["momentum/2.weight"].tolist() == [[0, 2, 3], [4, 6, 7]]
+    assert small["0.weight"].tolist() == [0, 2, 3]
+    back = restore(graph, {n: v + 10 for n, v in small.items()}, alive, whole)
+    assert back["0.weight"].tolist() == [10, 1, 12, 13]
+    assert back["momentum/2.weight"].tolist() == [[10, 1, 12, 13], [14, 5, 16, 17]]
+    assert int(back["step"]) == 15

@@ -243,3 +243,27 @@ def test_a_tensor_the_loss_does_not_use_stays():
     start = _start() | {"unused": torch.ones(3)}
     trained = train(_loss, start, _batches(2), SGD(0.9), lr=0.1, key=KEY)
     assert trained.params["unused"].tolist() == [1, 1, 1]
+
+
+def test_a_field_without_an_optimiser_stays_and_keeps_its_moments():
+    start = Gated(_start(), {"fc": torch.ones(2)})
+
+    def loss(own, batch, key):
+        return _loss(own.weights, batch) * own.thresholds["fc"].sum()
+
+    first = train(loss, start, _batches(2), (SGD(0.9), None), lr=0.1, key=KEY)
+    assert first.params.thresholds["fc"].tolist() == [1, 1]
+    assert first.moments[1] == {}
+    alone = train(
+        lambda params, batch, key: 2 * _loss(params, batch), _start(), _batches(2), SGD(0.9),
+        lr=0.1, key=KEY,
+    )  # fmt: skip
+    assert tree.equal(first.params.weights, alone.params)
+    second = train(
+        loss, first.params, _batches(1), (None, SGD(0.9)), lr=0.1, key=KEY, moments=first.moments
+    )
+    assert tree.equal(second.params.weights, first.params.weights)
+    assert tree.equal(second.moments[0], first.moments[0])
+    assert int(second.moments[1]["step"]) == 1
+    moved = 1 - 0.1 * float(_loss(first.params.weights, _batches(1)[0]))
+    assert second.params.thresholds["fc"].tolist() == pytest.approx([moved] * 2)

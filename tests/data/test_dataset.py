@@ -123,3 +123,12 @@ def test_sound_data_passes():
 def test_malformed_data_is_refused_with_the_place_and_the_rule(data, message):
     with pytest.raises(DataError, match=message):
         data.check()
+
+
+def test_other_scales_put_0_at_0_and_the_largest_stored_value_at_1_or_255():
+    data = images(x=torch.tensor([0, 8, 16], dtype=torch.uint8).view(3, 1, 1, 1), scale=3.0)
+    assert data.scaled("unit").inputs(data.x).flatten().tolist() == [0, 0.5, 1]
+    assert data.scaled("raw255").inputs(data.x).flatten().tolist() == [0, 127.5, 255]
+    assert data.scaled("standard") is data
+    with pytest.raises(DataError, match="is for images"):
+        rows().scaled("unit")

@@ -11,6 +11,7 @@ from fedsieve.recipes.em_fashion_mnist import recipe as em
 from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
 from fedsieve.recipes.recipe import (
     AtLeast,
+    AtMost,
     Expected,
     Measured,
     Recipe,
@@ -49,6 +50,8 @@ def tiny(**tiers):
         (Within(137.76, 0.0), 137.76, "within", "equal"),
         (AtLeast(0.8), 0.8, "within", "at least 0.8"),
         (AtLeast(0.8), 0.7, "off", "0.1 below 0.8"),
+        (AtMost(0.06), 0.06, "within", "at most 0.06"),
+        (AtMost(0.06), 0.08, "off", "0.02 above 0.06"),
     ],
 )
 def test_a_verdict_says_within_or_off_by_how_much(bound, mean, kind, words):

@@ -38,6 +38,9 @@ def methods(
         table.add_row(*(text.replace("[", r"\[") for text in shown))
     console.print()
     console.print(table)
+    for preset, values in cls.presets.items():
+        text = ", ".join(f"{option}={spell(value)}" for option, value in values.items())
+        console.print(f"preset={preset}: {text}", markup=False, highlight=False)
 
 
 def datasets(

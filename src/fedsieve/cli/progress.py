@@ -141,10 +141,14 @@ def print_summary(summary: Summary, out: Path | None) -> None:
         if value is not None:
             label = f"{name.split('_')[0]} {summary.score}"
             table.add_row(label, f"{value:.4f}  (best {top:.4f})")
+    if summary.seen_accuracy is not None:
+        table.add_row("of clients seen", f"{summary.seen_accuracy:.4f}")
     paper = summary.up_paper_bytes + summary.down_paper_bytes
     sent = f"up {megabytes(summary.up_bytes)}, down {megabytes(summary.down_bytes)}"
     table.add_row("sent", f"{sent}  (4 bytes a value: {megabytes(paper)})")
-    table.add_row("density", f"{summary.density:.4f}")
+    layers = summary.layer_mean_density
+    also = "" if layers is None else f"  (mean over layers {layers:.4f})"
+    table.add_row("density", f"{summary.density:.4f}{also}")
     flops = f"{summary.flops_ideal:.3g} ideal, {summary.flops_realisable:.3g} realisable"
     table.add_row("MACs", f"{summary.flops_dense:.3g} dense, {flops}")
     table.add_row("model", summary.model_hash)

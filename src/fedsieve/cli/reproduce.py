@@ -21,6 +21,8 @@ from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
 from fedsieve.recipes.figure import Calculated
 from fedsieve.recipes.recipe import (
     TIERS,
+    AtLeast,
+    AtMost,
     Expected,
     Measured,
     Recipe,
@@ -39,7 +41,7 @@ def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="A recipe; without one all are listed.")
     ] = None,
-    tier: Annotated[str, typer.Option(help="How large: `smoke`, `small` or `full`.")] = "smoke",
+    tier: Annotated[str, typer.Option(help="How large: smoke, small, medium or full.")] = "smoke",
     seeds: Annotated[int, typer.Option(help="Runs of each row, with seeds 0, 1, ...")] = 1,
     root: Annotated[Path, typer.Option(help="Library of runs; finished ones are used again.")] = (
         Path("runs/library")
@@ -194,7 +196,7 @@ def _verdict(line: Line) -> str:
 def _expected(expected: Expected | None) -> str:
     if expected is None:
         return "-"
-    sign = "" if isinstance(expected.bound, Within) else ">= "
+    sign = {Within: "", AtLeast: ">= ", AtMost: "<= "}[type(expected.bound)]
     return f"{sign}{expected.bound.value:.5g}"
 
 

@@ -52,11 +52,15 @@ def compact(graph: LayerGraph, params: Params, alive: Mask) -> Params:
     Outputs stay what they are if `alive` is at least what `alive_channels` says of a mask outside
     of which the weights are 0. A space left without a channel keeps its first one; one with a
     depthwise convolution, whose tensors do not say its number of groups, keeps them all.
+
+    Moments ("momentum/fc.weight") are cut like what they belong to, and a vector under the name of
+    a weight has one value for each of its rows.
     """
-    small = dict(params)
-    for name, kept in _kept(graph, alive).items():
-        value = params[name]
-        for axis, index in enumerate(kept):
+    small = {}
+    kept = _kept(graph, alive)
+    for name, whole in params.items():
+        value = whole
+        for axis, index in zip(range(whole.dim()), kept.get(_base(name), ()), strict=False):
             value = value.index_select(axis, index)
         small[name] = value
     return small
@@ -67,14 +71,19 @@ def restore(graph: LayerGraph, small: Params, alive: Mask, whole: Params) -> Par
     params = {n: value.clone() if n in small else value for n, value in whole.items()}
     kept = _kept(graph, alive)
     for name, value in small.items():
-        if name not in kept:
+        axes = kept.get(_base(name), ())
+        if not axes:
             params[name] = value
-        elif len(kept[name]) == 1:
-            params[name][kept[name][0]] = value
+        elif value.dim() == 1 or len(axes) == 1:
+            params[name][axes[0]] = value
         else:
-            rows, columns = kept[name]
+            rows, columns = axes
             params[name][rows[:, None], columns] = value
     return params
+
+
+def _base(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
 
 
 def smallest(task: Task, params: Params) -> Params:

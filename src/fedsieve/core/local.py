@@ -27,9 +27,9 @@ class Trained(NamedTuple, Generic[T]):
 
 
 class Group(NamedTuple):
-    """Tensors that one optimiser moves."""
+    """Tensors that one optimiser moves; none of them without an optimiser."""
 
-    optimiser: Stepper
+    optimiser: Stepper | None
     lr: float
     moments: Moments
     done: int  # steps before this call
@@ -41,7 +41,7 @@ def train(
     objective: Callable[[T, Batch, Key], Tensor],
     start: T,
     batches: Iterable[Batch],
-    optimiser: Stepper | Sequence[Stepper],
+    optimiser: Stepper | Sequence[Stepper | None],
     *,
     lr: float | Sequence[float],
     key: Key,
@@ -56,11 +56,11 @@ def train(
         objective: loss to minimise; it gets a key of its own at every step.
         start: a dict of tensors, or a NamedTuple of such dicts.
         batches: the mini-batches, each used once.
-        optimiser: one for all tensors, or one for each field of `start`; `lr` likewise.
-        lr: learning rate(s).
+        optimiser: one for all tensors, or one for each field of `start`; None leaves a field still.
+        lr: learning rate, or one for each field.
         key: address of this call's randomness.
         fixed: names of tensors without gradient (statistics of normalisation layers).
-        moments: what an earlier call returned, to go on with its momentum.
+        moments: what an earlier call returned, to go on with its momentum; {} starts a field anew.
         clip_norm: largest allowed norm of the whole gradient.
         project: maps the parameters back into the feasible set after every step.
     """
@@ -75,15 +75,17 @@ def train(
             if clip_norm is not None:
                 grads = _clipped(grads, clip_norm)
             at = 0
-            for group in groups:
-                mine, at = grads[at : at + len(group.params)], at + len(group.params)
-                group.optimiser.step(group.params, mine, group.slots, group.done + step, group.lr)
+            for opt, rate, _, done, params, slots in groups:
+                if opt is not None:
+                    mine, at = grads[at : at + len(params)], at + len(params)
+                    opt.step(params, mine, slots, done + step, rate)
             if project is not None:
                 tree.map_leaves(lambda mine, new: mine.copy_(new), own, project(own))
         losses.append(loss.detach())
         processed += batch.y.shape[0]
     for group in groups:
-        group.moments["step"] += len(losses)
+        if group.optimiser is not None:
+            group.moments["step"] += len(losses)
     return Trained(
         params=tree.map_leaves(lambda p: p.detach().contiguous(), own),
         moments=tuple(group.moments for group in groups),
@@ -144,7 +146,7 @@ def _working_copy(value: Tensor) -> Tensor:
 
 def _groups(
     own: Any,
-    optimiser: Stepper | Sequence[Stepper],
+    optimiser: Stepper | Sequence[Stepper | None],
     lr: float | Sequence[float],
     fixed: frozenset[str],
     moments: tuple[Moments, ...],
@@ -156,7 +158,11 @@ def _groups(
     groups = []
     for index, (part, opt, rate) in enumerate(zip(parts, optimisers, rates, strict=True)):
         moving = _moving(part, fixed)
-        before = moments[index] if moments else init_moments(opt, moving)
+        before = moments[index] if moments else {}
+        if opt is None:
+            groups.append(Group(None, rate, before, 0, [], []))
+            continue
+        before = before or init_moments(opt, moving)
         held = tree.map_leaves(_working_copy, before)
         slots = [[held[f"{slot}/{path}"] for path in moving] for slot in opt.slots]
         groups.append(Group(opt, rate, held, int(held["step"]), list(moving.values()), slots))

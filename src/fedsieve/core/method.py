@@ -12,7 +12,7 @@ one round. `class X(Method[Server, State, Down, Up])` names the message classes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import (
     Any,
@@ -142,6 +142,7 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     task: Task
     personal: bool = False  # deploy(server, state) differs from client to client
     pools_data: ClassVar[bool] = False  # trains one pseudo-client that holds all shards together
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # options by the name they go under
 
     @abstractmethod
     def init_server(self, key: Key) -> Server:
@@ -177,8 +178,13 @@ class Method(ABC, Generic[Server, State, Down, Up]):
         return Cohort(size, draw=done)
 
     def observe(self, down: Down, state: State) -> State:
-        """What a client outside the cohort does with the broadcast; asked only if overridden."""
+        """What a client outside the cohort does with the broadcast; see `reaches_all`."""
         raise NotImplementedError
+
+    @property
+    def reaches_all(self) -> bool:
+        """Whether clients outside the cohort are sent the broadcast, and asked to `observe` it."""
+        return type(self).observe is not Method.observe
 
     def figures(self, server: Server) -> dict[str, float]:
         """Named figures of the server for the log, such as the width of a model that grows."""

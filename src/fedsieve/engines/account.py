@@ -1,6 +1,7 @@
 """The books of a round: its row, and what its evaluation showed."""
 
 import math
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedsieve.engines.evaluate import Scores, Shares
@@ -39,7 +40,10 @@ def account(
     up, down = total(messages, "up"), total(messages, "down")
     flops = [a.reply.flops for a in accepted]
     shares = _mean_shares(models)
-    size = sum(share.size for share in shares.values())
+    personal = [mine for mine in scores.shares.values() if mine]
+    is_global = scores.global_accuracy is not None
+    layers = shares if is_global or not personal else _mean_shares(personal)
+    is_scored, own = bool(scores.client_accuracy), [_overall(mine) for mine in personal]
     row = Row(
         round=number,
         seconds=seconds,
@@ -55,21 +59,29 @@ def account(
         flops_dense=sum(f.dense for f in flops),
         flops_ideal=sum(f.ideal for f in flops),
         flops_realisable=sum(f.realisable for f in flops),
-        density=sum(s.density * s.size for s in shares.values()) / size if size else 1.0,
+        density=_overall(shares),
         values=_means([a.reply.values for a in accepted]) | figures,
         global_accuracy=scores.global_accuracy,
         local_accuracy=scores.local_accuracy,
+        seen_accuracy=scores.seen_accuracy,
+        local_density=fmean(own) if own else None,
+        layer_mean_density=fmean(x.density for x in layers.values())
+        if is_scored and layers
+        else None,
         loss=scores.loss,
         deployed_values=scores.deployed.values if scores.deployed else None,
         deployed_macs=scores.deployed.macs if scores.deployed else None,
         true_discovery=scores.discovery.precision if scores.discovery else None,
         truth_recall=scores.discovery.recall if scores.discovery else None,
     )
-    if not scores.client_accuracy:
+    if not is_scored:
         return row, None
-    layers = {name: share.density for name, share in shares.items()}
-    own = [score if math.isfinite(score) else None for score in scores.client_accuracy]
-    return row, Evaluation(round=number, client_accuracy=own, layer_density=layers)
+    return row, Evaluation(
+        round=number,
+        client_accuracy=[x if math.isfinite(x) else None for x in scores.client_accuracy],
+        layer_density={name: x.density for name, x in layers.items()},
+        client_density=own,
+    )
 
 
 def _mean_shares(models: list[Shares]) -> Shares:
@@ -78,6 +90,12 @@ def _mean_shares(models: list[Shares]) -> Shares:
         name: Share(sum(m[name].density for m in models) / len(models), models[0][name].size)
         for name in (models[0] if models else ())
     }
+
+
+def _overall(shares: Shares) -> float:
+    """The share in all tensors together."""
+    size = sum(share.size for share in shares.values())
+    return sum(x.density * x.size for x in shares.values()) / size if size else 1.0
 
 
 def _means(values: list[dict[str, float]]) -> dict[str, float]:

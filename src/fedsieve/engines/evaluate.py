@@ -5,6 +5,7 @@ Personal models are made where the states are: in this process, or with the data
 
 import logging
 from collections.abc import Iterable
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -41,11 +42,12 @@ class Discovery(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """`global_accuracy` is None where a method has no global model."""
+    """`global_accuracy` is None where a method has no global model; densities are of own ones."""
 
     global_accuracy: float | None
     local_accuracy: float | None
     loss: float | None
+    seen_accuracy: float | None = None
     client_accuracy: list[float] = []  # noqa: RUF012 - never changed; nan: no model, or no answer
     shares: dict[int, Shares] = {}  # noqa: RUF012 - the same; of personal models, by client
     deployed: Size | None = None  # of the global model when it is cut
@@ -59,13 +61,19 @@ class _Found(NamedTuple):
 
 
 def evaluate(
-    method: AnyMethod, server: Any, store: ClientStore, federation: Federation, execute: Executor
+    method: AnyMethod,
+    server: Any,
+    store: ClientStore,
+    federation: Federation,
+    execute: Executor,
+    seen: frozenset[int] = frozenset(),
 ) -> Scores:
     """Scores of what the method would deploy now.
 
     local_accuracy is the unweighted mean over test shards of the client's own model, or of the
-    global one where clients have none of their own. The model of pooled data is the global one.
-    A shard that could not be scored counts nowhere; its accuracy is NaN.
+    global one where clients have none of their own; seen_accuracy that over the clients in `seen`,
+    who have trained. The model of pooled data is the global one. A shard that could not be scored
+    counts nowhere; its accuracy is NaN.
 
     Raises:
         RoundError: no shard could be scored.
@@ -89,10 +97,12 @@ def evaluate(
         return Scores(None, None, None, shares=own.shares)
     whole = torch.stack([t for _, t in sorted((common.tallies or own.tallies).items())]).sum(0)
     scores = {shard: task.score(tally) for shard, tally in sorted(own.tallies.items())}
+    trained = [score for shard, score in scores.items() if shard in seen]
     return Scores(
         global_accuracy=task.score(whole) if common.tallies else None,
         local_accuracy=sum(scores.values()) / len(scores),
         loss=task.mean_loss(whole),
+        seen_accuracy=fmean(trained) if trained and method.personal else None,
         client_accuracy=[scores.get(shard, float("nan")) for shard in shards],
         shares=own.shares,
         deployed=_deployed(task, model),

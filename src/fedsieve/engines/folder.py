@@ -41,6 +41,7 @@ class Saved(msgspec.Struct, frozen=True):
     schemas: tuple[bytes, ...]
     masks: tuple[tuple[int, bytes, int], ...]
     versions: dict[str, dict[str, int]]  # store -> client -> round of what it holds
+    seen: tuple[int, ...]
 
 
 class RunFolder:
@@ -114,6 +115,7 @@ class RunFolder:
             position.schemas,
             tuple((mark, *packed) for mark, packed in position.masks.items()),
             {name: {str(c): v for c, v in held.items()} for name, held in versions.items()},
+            tuple(sorted(position.seen)),
         )
         blob.write(fresh / "server.safetensors", blob.pack(position.server))
         blob.write(fresh / "position.msgpack", msgspec.msgpack.encode(saved))
@@ -153,7 +155,8 @@ class RunFolder:
                 f"{self.path}: rounds.jsonl has {len(rows)} rows, the checkpoint {saved.done}. "
                 "Start again in a new folder."
             )
-        return Position(saved.done, server, links, saved.schemas, table), rows
+        seen = frozenset(saved.seen)
+        return Position(saved.done, server, links, saved.schemas, table, seen), rows
 
     def server(self, kind: type[T]) -> T | None:
         """The server of the newest checkpoint, if there is one."""

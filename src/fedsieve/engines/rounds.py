@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedsieve.core import tree
 from fedsieve.core.errors import RoundError, WireError
 from fedsieve.core.keys import fold
-from fedsieve.core.method import AnyMethod, Method, message_types
+from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.data.federation import Federation
 from fedsieve.engines.account import Accepted, Exchange, account
 from fedsieve.engines.evaluate import Scores, evaluate, shares_of_cohort
@@ -44,6 +44,7 @@ class Position(NamedTuple):
     links: Links
     schemas: tuple[bytes, ...]  # of clients' messages, as the server has been told
     masks: MaskTable  # that links refer to
+    seen: frozenset[int] = frozenset()  # clients that have trained
 
 
 class Played(NamedTuple):
@@ -81,7 +82,6 @@ class Rounds:
         self.stores, self.execute, self._on_reply = stores, execute, on_reply
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
-        self._has_observers = type(method).observe is not Method.observe
 
     def start(self) -> Position:
         """The position before the first round."""
@@ -123,13 +123,14 @@ class Rounds:
             self.stores.states.put(reply.client, reply.state, number)
             if reply.residual:
                 self.stores.residuals.put(reply.client, reply.residual, number)
-        if self._has_observers:
+        if self.method.reaches_all:
             self._observe(position, post, set(cohort), links, exchange)
         schemas = tuple(schema.packed() for schema in self._decoder.schemas.values())
+        seen = position.seen | {a.reply.client for a in accepted}
         scores = Scores(None, None, None)
         if number % self.plan.eval_every == 0 or number == self.plan.rounds:
             store = self.stores.states
-            scores = evaluate(self.method, server, store, self.federation, self.execute)
+            scores = evaluate(self.method, server, store, self.federation, self.execute, seen)
         states = {a.reply.client: a.reply.state for a in accepted}
         models = shares_of_cohort(self.method, server, states, scores, self.execute)
         seconds = time.perf_counter() - started
@@ -140,7 +141,7 @@ class Rounds:
             for reply, up in accepted:
                 letter, link = letters[reply.client], position.links.get(reply.client, Link())
                 frames += frames_of(number, reply, up, letter, recall(position.masks, link.masks))
-        after = Position(number, server, links, schemas, masks)
+        after = Position(number, server, links, schemas, masks, seen)
         return Played(after, row, evaluation, messages, frames)
 
     def _exchange(

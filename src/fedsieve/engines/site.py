@@ -241,7 +241,8 @@ def who(request: Request) -> int:
 
 def shares_of(model: Params, names: Iterable[str]) -> dict[str, Share]:
     """How dense the named tensors are."""
+    # Counting booleans is many times faster than counting non-zero floats.
     return {
-        name: Share(int(model[name].count_nonzero()) / model[name].numel(), model[name].numel())
+        name: Share(int((model[name] != 0).sum()) / model[name].numel(), model[name].numel())
         for name in names
     }

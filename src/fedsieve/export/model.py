@@ -35,7 +35,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     input_shape: tuple[int, ...]
     num_outputs: int
-    kind: Literal["classes", "labels", "values"]
+    kind: Literal["classes", "binary", "labels", "values"]
     scale: float | tuple[float, ...]
     shift: float | tuple[float, ...]
     values: int

@@ -23,6 +23,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     values: dict[str, float] = {}  # the method's own figures, means over the cohort
     global_accuracy: float | None = None
     local_accuracy: float | None = None
+    seen_accuracy: float | None = None  # local, over clients that have trained
+    local_density: float | None = None  # of all clients' own models; `density` is the cohort's
+    layer_mean_density: float | None = None  # unweighted mean over layers of the same models
     loss: float | None = None
     deployed_values: int | None = None  # of the global model, with all cut out that can be
     deployed_macs: int | None = None  # of one forward pass of it
@@ -38,7 +41,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int
     client_accuracy: list[float | None]  # of each test shard's own, or the global, model
-    layer_density: dict[str, float]  # of the global model, or the mean over the cohort's
+    layer_density: dict[str, float]  # of the global model, or the mean over all clients' own
+    client_density: list[float] = []  # of each client's own model
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +64,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     best_global_accuracy: float | None
     best_local_accuracy: float | None
+    seen_accuracy: float | None
+    local_density: float | None
+    layer_mean_density: float | None
     density: float
     up_bytes: int
     down_bytes: int

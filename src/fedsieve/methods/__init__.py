@@ -18,6 +18,7 @@ from fedsieve.methods import (
     gpi_fnm,
     local_only,
     pfnm,
+    spafl,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "gpi_fnm",
     "local_only",
     "pfnm",
+    "spafl",
 ]

@@ -7,6 +7,8 @@ from fedsieve.recipes import (
     fedsparse,
     matching_one_shot,
     matching_rounds,
+    spafl_fashion_mnist,
+    spafl_tables,
 )
 
 __all__ = [
@@ -16,4 +18,6 @@ __all__ = [
     "fedsparse",
     "matching_one_shot",
     "matching_rounds",
+    "spafl_fashion_mnist",
+    "spafl_tables",
 ]

@@ -1,0 +1,195 @@
+"""The client's step of SpaFL: weights and pruning thresholds trained on one client.
+
+Paper    "SpaFL: Communication-Efficient Federated Learning with Sparse Models and Low Computational
+         Overhead", 2024 (specification spafl, sections 2 to 4 and 7).
+Symbols  w -> weights   tau -> thresholds   p -> mask   alpha -> sparsity_weight   eta -> lr
+Differs  mini-batches of `steps` in place of epochs are divided in the proportion of epochs.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from fedsieve.core import cut, local
+from fedsieve.core.errors import ConfigError, unknown
+from fedsieve.core.graph import Layer
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Mask, Params
+from fedsieve.core.method import Batch, Batches, Task
+from fedsieve.core.optimisers import SGD, Constant, Moments, Optimiser, Schedule, init_moments
+from fedsieve.core.options import in_range
+from fedsieve.core.thresholds import Granularity, Penalty, Slope, Thresholding, penalty
+
+
+class Local(NamedTuple):
+    """What a client trains; thresholds go by the name of their weight."""
+
+    weights: Params
+    thresholds: Params
+
+
+class Trained(NamedTuple):
+    own: Local
+    moments: tuple[Moments, ...]
+    mask: Mask  # of the last forward pass, in the shape of the weights
+    loss: float
+    processed: int
+    steps: int
+
+
+class Phase(NamedTuple):
+    """Part of a round: what moves in it, and whether masks are rebuilt at every step."""
+
+    batches: Iterable[Batch]
+    moving: tuple[Optimiser | None, Optimiser | None]  # weights, thresholds
+    is_refreshed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdTraining:
+    """Options of local training, and the training itself."""
+
+    task: Task
+    lr: float = 0.01  # eta, of weights and thresholds
+    schedule: Schedule = Constant()  # of the learning rate, over rounds
+    optimiser: Optimiser = SGD(momentum=0.9)  # of weights and thresholds
+    persist_momentum: bool = True  # momentum lives on over rounds
+    clip_norm: float | None = None  # largest norm of the gradient of weights and thresholds
+    granularity: Granularity = "filter"  # a threshold keeps whole rows, or single weights
+    unmasked: tuple[str, ...] = ()  # layers without thresholds, such as fc of lstm and resnet18
+    training: Literal["joint", "split", "split_joint"] = "joint"  # split: thresholds in last epoch
+    refresh_mask: bool = True  # split: masks follow the thresholds in the last epoch
+    weight_ste: bool = True  # weights get the gradient through their magnitude, pruned ones too
+    ste: Slope = "identity"  # derivative in place of the step function's; window: within 1
+    sparsity_weight: float = 0.002  # alpha
+    regulariser: Penalty = "exp"  # R(tau): exp(-tau) or 1 / (abs(tau) + 0.1)
+    reg_warmup: float | None = 1.0  # P: the regulariser counts sigmoid(10 round / P - 5)
+    clamp: bool = False  # weights to [-1, 1] and thresholds to [0, 1] after every step
+    reset_density: float = 0.01  # a layer this empty gets thresholds 0; 0 never
+    compact_training: bool = False  # pruned filters are cut out before a client trains
+
+    def __post_init__(self) -> None:
+        in_range("spafl: lr", self.lr, 0, above=True)
+        in_range("spafl: sparsity_weight", self.sparsity_weight, 0)
+        in_range("spafl: reset_density", self.reset_density, 0, 1, below=True)
+        for name in ("reg_warmup", "clip_norm"):
+            if getattr(self, name) is not None:
+                in_range(f"spafl: {name}", getattr(self, name), 0, above=True)
+        layers = [x.name for x in self.task.graph.layers if x.kind != "embedding"]
+        for name in self.unmasked:
+            if name not in layers:
+                raise ConfigError(unknown("spafl: unmasked layer", name, layers))
+        if self.compact_training and self.granularity != "filter":
+            raise ConfigError("spafl: compact_training cuts whole rows: set granularity=filter.")
+
+    @property
+    def masked(self) -> list[Layer]:
+        """Layers with thresholds."""
+        layers = self.task.graph.layers
+        return [x for x in layers if x.kind != "embedding" and x.name not in self.unmasked]
+
+    @property
+    def rule(self) -> Thresholding:
+        """How thresholds make masks."""
+        return Thresholding(self.granularity, self.ste, self.weight_ste, self.reset_density)
+
+    def train(
+        self, own: Local, moments: tuple[Moments, ...], data: Batches, rounds: int, key: Key
+    ) -> Trained:
+        """One round of local work from `own`, the server's round being `rounds`."""
+        if not self.compact_training:
+            mask: Mask = {}
+            trained = self._work(own, moments, (data, rounds, key), mask)
+            return trained._replace(mask={n: m.expand_as(own.weights[n]) for n, m in mask.items()})
+        # What is pruned now stays as it is; all else is trained in smaller tensors.
+        graph = self.task.graph
+        thresholds, mask = self.rule.settled(*own)
+        mask = {n: m.expand_as(own.weights[n]) for n, m in mask.items()}
+        alive = cut.alive_channels(graph, mask)
+        whole = (own.weights, thresholds, *(moments or self._no_moments(own)))
+        small = [cut.compact(graph, part, alive) for part in whole]
+        in_use = cut.compact(graph, mask, alive)
+        trained = self._work(Local(*small[:2]), tuple(small[2:]), (data, rounds, key), in_use)
+        parts = zip((*trained.own, *trained.moments), whole, strict=True)
+        weights, thresholds, *after = (cut.restore(graph, new, alive, old) for new, old in parts)
+        return trained._replace(own=Local(weights, thresholds), moments=tuple(after), mask=mask)
+
+    def _work(
+        self, own: Local, moments: tuple[Moments, ...], work: tuple[Batches, int, Key], mask: Mask
+    ) -> Trained:
+        """All phases of a round; leaves the masks of the last forward pass in `mask`."""
+        data, rounds, key = work
+        losses, processed, steps = 0.0, 0, 0
+        for number, phase in enumerate(self._phases(data, key)):
+            trained = local.train(
+                self._objective(phase, rounds, mask),
+                own,
+                phase.batches,
+                phase.moving,
+                lr=self.lr * self.schedule.factor(rounds),
+                key=fold(key, "phase", number) if number else key,
+                fixed=self.task.buffers,
+                moments=moments,
+                clip_norm=self.clip_norm,
+                project=self._clamped if self.clamp else None,
+            )
+            own, moments = trained.params, trained.moments
+            losses += trained.loss * trained.steps
+            processed, steps = processed + trained.processed, steps + trained.steps
+        return Trained(own, moments, mask, losses / max(steps, 1), processed, steps)
+
+    def _phases(self, data: Batches, key: Key) -> list[Phase]:
+        still, moved, is_cut = None, self.optimiser, self.compact_training
+        if self.training == "joint":
+            return [Phase(data.work(key), (moved, moved), not is_cut)]
+        if data.epochs < 2:
+            raise ConfigError(
+                f"spafl: training={self.training} moves thresholds in the last epoch alone, "
+                f"but epochs={data.epochs}. Set epochs=2 or more, or training=joint."
+            )
+        batches = list(data.work(key))
+        first = len(batches) * (data.epochs - 1) // data.epochs
+        last = still if self.training == "split" else moved
+        weights = Phase(batches[:first], (moved, still), is_refreshed=False)
+        return [weights, Phase(batches[first:], (last, moved), self.refresh_mask and not is_cut)]
+
+    def _objective(
+        self, phase: Phase, rounds: int, mask: Mask
+    ) -> Callable[[Local, Batch, Key], Tensor]:
+        rule, layers = self.rule, self.masked
+        price = self._price(rounds) if phase.moving[1] is not None else 0.0
+
+        def objective(own: Local, batch: Batch, key: Key) -> Tensor:
+            effective = dict(own.weights)
+            for layer in layers:
+                name = layer.weight
+                weight, tau = own.weights[name], own.thresholds[name]
+                is_reset = name in mask and rule.is_reset_after(mask[name])
+                if is_reset:
+                    tau.data.zero_()
+                if is_reset or phase.is_refreshed or name not in mask:
+                    mask[name] = rule.kept(weight, tau)
+                fan_in = math.prod(layer.shape[1:])
+                effective[name] = rule.effective(weight, tau, mask[name], fan_in)
+            loss = self.task.loss(effective, batch, key)
+            if not price:
+                return loss
+            return loss + price * penalty(own.thresholds, self.regulariser)
+
+        return objective
+
+    def _price(self, rounds: int) -> float:
+        """The regulariser's weight alpha s(t)."""
+        grown = math.inf if self.reg_warmup is None else 10 * rounds / self.reg_warmup - 5
+        return self.sparsity_weight / (1 + math.exp(-grown))
+
+    def _clamped(self, own: Local) -> Local:
+        weights = {x.weight: own.weights[x.weight].clamp(-1, 1) for x in self.masked}
+        return Local(own.weights | weights, {n: t.clamp(0, 1) for n, t in own.thresholds.items()})
+
+    def _no_moments(self, own: Local) -> tuple[Moments, ...]:
+        moving = {n: w for n, w in own.weights.items() if n not in self.task.buffers}
+        return tuple(init_moments(self.optimiser, part) for part in (moving, own.thresholds))

@@ -1,0 +1,489 @@
+"""SpaFL against updates written out by hand (specification spafl, sections 3 to 7 and 11)."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsieve.core import cut, masks, tree
+from fedsieve.core.errors import ConfigError
+from fedsieve.core.keys import fold, normal
+from fedsieve.core.method import Batch
+from fedsieve.core.optimisers import SGD
+from fedsieve.methods.spafl import Down, Server, SpaFL, State, Up
+from fedsieve.methods.threshold_training import Local
+from fedsieve.models.task import ModelTask
+from fedsieve.recipes.sizes import COLOUR32, GREY28, sizes
+from small import rounds_of, small_job
+
+KEY = fold(0, "spafl")
+LR, ALPHA = 0.5, 0.1
+NAME = "0.weight"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A client whose round consists of the given mini-batches."""
+
+    batches: tuple[Batch, ...]
+    epochs: int = 1
+
+    @property
+    def examples(self):
+        return sum(len(b.y) for b in self.batches) // self.epochs
+
+    def work(self, key):
+        return iter(self.batches)
+
+
+def batch(number, features=5, classes=4, size=6):
+    x = normal(fold(KEY, "x", number), (size, features))
+    return Batch(x, torch.arange(size) % classes)
+
+
+def linear_task(features=5, classes=4):
+    return ModelTask(
+        lambda: nn.Sequential(nn.Linear(features, classes, bias=False)), "classes", (features,)
+    )
+
+
+def one_layer(**options):
+    plain = {"lr": LR, "optimiser": SGD(), "sparsity_weight": ALPHA, "reg_warmup": None}
+    return SpaFL(task=linear_task(), **plain | {"importance": False} | options)
+
+
+def start():
+    """Weights, and thresholds that prune some rows and some weights."""
+    weights = normal(fold(KEY, "w"), (4, 5)) * torch.tensor([[0.2], [0.4], [0.8], [1.2]])
+    return weights, torch.tensor([0.3, 0.2, 0.5, 0.4])
+
+
+def work(method, batches, epochs=1, rounds=0):
+    weights, thresholds = start()
+    own = Local({NAME: weights}, {NAME: thresholds})
+    return method.train(own, (), Given(tuple(batches), epochs), rounds, KEY)
+
+
+def gradients(w, tau, p, b, granularity, weight_ste):
+    """(dw, dtau) of the cross-entropy by the formulas of section 3, in numpy."""
+    x, y = b.x.numpy().astype(float), b.y.numpy()
+    z = x @ (w * p).T
+    prob = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    g = (prob - np.eye(len(w))[y]).T @ x / len(y)
+    dw = g * p
+    if weight_ste and granularity == "element":
+        dw = dw + g * np.abs(w)
+    elif weight_ste:
+        dw = dw + np.sign(w) / w.shape[1] * (g * w).sum(1, keepdims=True)
+    return dw, -(g * w).sum(1)
+
+
+def mask_of(w, tau, granularity):
+    size = np.abs(w)
+    if granularity == "filter":
+        size = np.repeat(size.mean(1, keepdims=True), w.shape[1], 1)
+    return (size > tau[:, None]).astype(float)
+
+
+def close(ours, theirs):
+    np.testing.assert_allclose(ours.numpy(), theirs, rtol=0, atol=1e-6)
+
+
+both = pytest.mark.parametrize("granularity", ["element", "filter"])
+
+
+@both
+@pytest.mark.parametrize("weight_ste", [True, False])
+def test_one_joint_step_is_the_one_written_out(granularity, weight_ste):
+    method = one_layer(granularity=granularity, weight_ste=weight_ste)
+    w, tau = (t.numpy().astype(float) for t in start())
+    p = mask_of(w, tau, granularity)
+    assert 0 < p.mean() < 1
+    dw, dtau = gradients(w, tau, p, batch(0), granularity, weight_ste)
+    trained = work(method, [batch(0)])
+    close(trained.own.weights[NAME], w - LR * dw)
+    close(trained.own.thresholds[NAME], tau - LR * (dtau - ALPHA * np.exp(-tau)))
+    assert np.array_equal(trained.mask[NAME].numpy(), p.astype(bool))
+
+
+@both
+@pytest.mark.parametrize("refresh_mask", [True, False])
+def test_split_moves_weights_under_a_fixed_mask_and_thresholds_last(granularity, refresh_mask):
+    method = one_layer(
+        granularity=granularity, weight_ste=False, training="split", refresh_mask=refresh_mask
+    )
+    w, tau = (t.numpy().astype(float) for t in start())
+    fixed = mask_of(w, tau, granularity)
+    for number in (0, 1):  # two of three epochs with one mini-batch each
+        w = w - LR * gradients(w, tau, fixed, batch(number), granularity, weight_ste=False)[0]
+    p = mask_of(w, tau, granularity) if refresh_mask else fixed
+    dtau = gradients(w, tau, p, batch(2), granularity, weight_ste=False)[1]
+    trained = work(method, [batch(0), batch(1), batch(2)], epochs=3)
+    close(trained.own.weights[NAME], w)
+    close(trained.own.thresholds[NAME], tau - LR * (dtau - ALPHA * np.exp(-tau)))
+
+
+def test_split_joint_moves_the_weights_in_the_last_epoch_as_well():
+    method = one_layer(weight_ste=False, training="split_joint")
+    w, tau = (t.numpy().astype(float) for t in start())
+    p = mask_of(w, tau, "filter")
+    w = w - LR * gradients(w, tau, p, batch(0), "filter", weight_ste=False)[0]
+    p = mask_of(w, tau, "filter")
+    dw, dtau = gradients(w, tau, p, batch(1), "filter", weight_ste=False)
+    trained = work(method, [batch(0), batch(1)], epochs=2)
+    close(trained.own.weights[NAME], w - LR * dw)
+    close(trained.own.thresholds[NAME], tau - LR * (dtau - ALPHA * np.exp(-tau)))
+
+
+def test_split_needs_two_epochs():
+    with pytest.raises(ConfigError, match="epochs=1\\. Set epochs=2"):
+        work(one_layer(training="split"), [batch(0)])
+
+
+@pytest.mark.parametrize(
+    ("regulariser", "slope"), [("exp", -1.0), ("inverse", -1 / 0.1**2)], ids=["exp", "inverse"]
+)
+@pytest.mark.parametrize(("rounds", "share"), [(0, 1 / (1 + math.exp(5))), (1, 0.9933071490757153)])
+def test_the_regulariser_alone_raises_thresholds_by_rate_and_weight(
+    regulariser, slope, rounds, share
+):
+    """`inverted` gives thresholds within 1 of the magnitudes no gradient of the loss."""
+    method = one_layer(ste="inverted", regulariser=regulariser, reg_warmup=1.0)
+    own = Local({NAME: start()[0] / 4}, {NAME: torch.full((4,), 1e-9)})
+    trained = method.train(own, (), Given((batch(0),)), rounds, KEY)
+    close(trained.own.thresholds[NAME], np.full(4, -LR * ALPHA * share * slope))
+
+
+def test_momentum_lives_on_over_rounds_unless_told_not_to():
+    for persist in (True, False):
+        method = one_layer(
+            optimiser=SGD(momentum=0.9), persist_momentum=persist, ste="inverted",
+            sparsity_weight=0.0, weight_ste=False,
+        )  # fmt: skip
+        state = State(Local({NAME: start()[0]}, {NAME: torch.zeros(4)}), {}, ())
+        down = Down({NAME: torch.zeros(4)}, {}, {}, 0)
+        moved = []
+        for number in (0, 1):
+            before = state.own.weights[NAME]
+            _, state, _ = method.client_update(down, state, Given((batch(number),)), KEY)
+            moved.append((state.own.weights[NAME] - before).numpy())
+            w = before.numpy().astype(float)
+            grad = gradients(w, np.zeros(4), np.ones((4, 5)), batch(number), "filter", False)[0]  # noqa: FBT003
+            inherited = 0.9 * moved[0] if number and persist else 0
+            np.testing.assert_allclose(moved[-1], inherited - LR * grad, atol=1e-6)
+        assert bool(state.moments) == persist
+
+
+def test_the_gradient_of_weights_and_thresholds_is_clipped_together():
+    free, bound = work(one_layer(), [batch(0)]), work(one_layer(clip_norm=0.01), [batch(0)])
+    weights, thresholds = start()
+
+    def length(trained):
+        return math.hypot(
+            float((trained.own.weights[NAME] - weights).norm()),
+            float((trained.own.thresholds[NAME] - thresholds).norm()),
+        )
+
+    assert length(free) > LR * 0.02
+    assert length(bound) == pytest.approx(LR * 0.01, rel=1e-3)
+
+
+def test_clamps_hold_after_every_step():
+    own = Local({NAME: 5 * start()[0]}, {NAME: torch.tensor([-0.5, 0.3, 0.9, 2.0])})
+    for clamp in (True, False):
+        method = one_layer(clamp=clamp, lr=1e-4)
+        trained = method.train(own, (), Given((batch(0),)), 0, KEY)
+        weights, thresholds = trained.own.weights[NAME], trained.own.thresholds[NAME]
+        assert (float(weights.abs().max()) == 1) == clamp
+        assert (thresholds[0] == 0, thresholds[3] == 1) == (clamp, clamp)
+        assert thresholds[1:3].tolist() == pytest.approx([0.3, 0.9], abs=1e-2)
+
+
+def test_a_layer_pruned_away_is_open_on_the_next_forward_pass():
+    """`window` gives thresholds at 10 no gradient: they stay until they are reset."""
+    method = one_layer(ste="window", sparsity_weight=0.0)
+    own = Local({NAME: start()[0]}, {NAME: torch.full((4,), 10.0)})
+    once = method.train(own, (), Given((batch(0),)), 0, KEY)
+    assert not once.mask[NAME].any()
+    assert once.own.thresholds[NAME].tolist() == [10.0] * 4
+    twice = method.train(own, (), Given((batch(0), batch(1))), 0, KEY)
+    assert twice.mask[NAME].all()
+    assert float(twice.own.thresholds[NAME].max()) < 10
+    never = replace(method, reset_density=0.0)
+    assert not never.train(own, (), Given((batch(0), batch(1))), 0, KEY).mask[NAME].any()
+
+
+def test_a_layer_pruned_away_is_deployed_open_but_sent_as_trained():
+    method = one_layer(ste="window", sparsity_weight=0.0)
+    state = State(Local({NAME: start()[0]}, {NAME: torch.zeros(4)}), {}, ())
+    down = Down({NAME: torch.full((4,), 10.0)}, {}, {}, 0)
+    up, after, _ = method.client_update(down, state, Given((batch(0),)), KEY)
+    assert up.thresholds[NAME].tolist() == [10.0] * 4
+    assert after.own.thresholds[NAME].tolist() == [0.0] * 4
+    assert bool((method.deploy(method.init_server(KEY), after)[NAME] != 0).all())
+
+
+def conv_method(**options):
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.Flatten(), nn.Linear(12, 4))
+    task = ModelTask(lambda: model, "classes", (2, 4, 4))
+    return SpaFL(task=task, unmasked=("2",), **options)
+
+
+@pytest.mark.parametrize(("norm", "count"), [("kernel", 9), ("fan_in", 18)])
+def test_rising_thresholds_shrink_the_dominant_side_of_a_row(norm, count):
+    """Row 0 sums to more than 0, row 1 to less, row 2 to 0."""
+    method = conv_method(importance_norm=norm)
+    weight = torch.full((3, 2, 3, 3), 0.5)
+    weight[1] = -0.5
+    weight[2, 0] = -0.5
+    state = method.init_client(0, KEY)
+    state = state._replace(own=state.own._replace(weights=state.own.weights | {NAME: weight}))
+    change = torch.tensor([0.18, 0.18, 0.18])
+    zeros = {NAME: torch.zeros(3)}
+    for sign in (1, -1):
+        heard = method._heard(Down(zeros, {NAME: sign * change}, {}, 1), state, is_sampled=True)
+        moved = heard.weights[NAME] - weight
+        step = sign * 0.18 / count
+        expected = torch.tensor([-step, step, 0.0]).view(3, 1, 1, 1).expand_as(moved)
+        torch.testing.assert_close(moved, expected, rtol=0, atol=1e-7)
+        assert heard.weights["2.weight"] is state.own.weights["2.weight"]
+    still = method._heard(Down(zeros, zeros, {}, 1), state, is_sampled=True)
+    assert torch.equal(still.weights[NAME], weight)
+
+
+def test_the_server_takes_the_plain_mean_and_knows_its_change():
+    method = one_layer()
+    server = Server({NAME: torch.tensor([1.0, 2.0, 3.0, 4.0])}, {}, {}, 7)
+    replies = [Up({NAME: torch.full((4,), v)}, {}) for v in (0.0, 1.0, 5.0)]
+    after = method.server_update(server, replies, KEY)
+    assert after.thresholds[NAME].tolist() == [2.0] * 4
+    assert after.change[NAME].tolist() == [1.0, 0.0, -1.0, -2.0]
+    assert after.rounds == 8
+
+
+def played(tmp_path, **settings):
+    job = small_job(method="spafl", **settings)
+    rounds = rounds_of(job, tmp_path)
+    *_, last = rounds.play(rounds.start())
+    return job.method, rounds.stores.states, last
+
+
+def test_without_pruning_and_exchange_of_anything_it_is_local_training(tmp_path):
+    """Thresholds stay 0: no regulariser, and `inverted` passes no gradient of the loss on."""
+    _, states, last = played(
+        tmp_path / "a", sparsity_weight=0.0, ste="inverted", weight_ste=False, importance=False
+    )
+    job = small_job(method="local_only", optimiser="sgd(momentum=0.9)")
+    rounds = rounds_of(job, tmp_path / "b")
+    *_, alone = rounds.play(rounds.start())
+    assert states.known() == rounds.stores.states.known()
+    for client in states.known():
+        assert tree.equal(states.get(client).own.weights, rounds.stores.states.get(client).weights)
+    assert last.row.local_accuracy == alone.row.local_accuracy
+    assert all(not t.any() for t in last.position.server.thresholds.values())
+
+
+def test_a_client_never_asked_keeps_the_common_start(tmp_path):
+    method, states, last = played(tmp_path, clients=8, cohort=2, rounds=2)
+    strangers = set(range(8)) - set(states.known())
+    assert strangers
+    assert last.position.seen == set(states.known())
+    init = fold(7, "init")
+    for client in strangers:
+        deployed = method.deploy(last.position.server, states.get(client))
+        assert tree.equal(deployed, method.init_client(0, init).own.weights)
+    own = last.evaluation.client_accuracy
+    seen = [own[c] for c in states.known()]
+    assert last.row.seen_accuracy == pytest.approx(sum(seen) / len(seen))
+    assert last.row.local_accuracy == pytest.approx(sum(own) / 8)
+    assert all(last.evaluation.client_density[c] == 1 for c in strangers)
+
+
+def test_receivers_all_means_everyone_has_the_new_thresholds_and_follows_their_change(tmp_path):
+    method, states, last = played(
+        tmp_path, receivers="all", importance_scope="all", clients=5, cohort=2, rounds=1
+    )
+    assert states.known() == list(range(5))
+    assert len(last.position.seen) < 5
+    server = last.position.server
+    down = method.broadcast(server, 0, KEY)
+    assert down.change == {}
+    for client in range(5):
+        after = method.observe(down, states.get(client))
+        assert tree.equal(after.own.thresholds, server.thresholds)
+        expected = masks.apply(after.own.weights, method.rule.settled(*after.own)[1])
+        assert tree.equal(method.deploy(server, states.get(client)), expected)
+    stranger = min(set(range(5)) - last.position.seen)
+    start_ = method.init_client(stranger, fold(7, "init")).own.weights
+    moved = method.observe(down, states.get(stranger)).own.weights
+    for layer in method.masked:  # the change since the start has been applied, nothing else
+        w, total = start_[layer.weight], server.thresholds[layer.weight]
+        step = w.sum(1).sign() * total / w.shape[1]
+        torch.testing.assert_close(moved[layer.weight], w - step[:, None], rtol=0, atol=1e-6)
+
+
+def test_the_cohort_alone_hears_of_thresholds_sent_to_it(tmp_path):
+    for receivers, count in (("sampled", 2), ("all", 5)):
+        _, _, last = played(
+            tmp_path / receivers, receivers=receivers, clients=5, cohort=2, rounds=1
+        )
+        assert len([m for m in last.messages if m.direction == "down"]) == count
+
+
+def test_without_sharing_no_values_travel_and_thresholds_differ(tmp_path):
+    _, states, last = played(tmp_path, share=False, rounds=2)
+    assert last.row.up_paper_bytes == last.row.down_paper_bytes == 0
+    assert last.row.up_bytes < 100 * 3
+    first, second = (states.get(c).own.thresholds for c in states.known()[:2])
+    assert any(not torch.equal(first[n], second[n]) for n in first)
+
+
+T, K, N = 500, 10, 100
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes", "options", "rounds", "printed", "sampled"),
+    [
+        ("lenet5_caffe", GREY28, 10, {}, T, "1.0208", "0.1856"),
+        ("cnn7", COLOUR32, 10, {"communicate_norm": True}, T, "2.4957", "0.4538"),
+        ("cnn7", COLOUR32, 10, {}, T, "1.1440", "0.2080"),
+        ("resnet8", COLOUR32, 100, {}, T, "0.7674", "0.1395"),
+        ("lstm", GREY28, 10, {"unmasked": ("fc",)}, 299, "2.1555", None),
+        ("resnet18", COLOUR32, 100, {"unmasked": ("fc",)}, T, "8.4480", None),
+        ("resnet18(width=32)", COLOUR32, 100, {"unmasked": ("fc",)}, 2 * T, "8.4480", None),
+    ],
+)
+def test_paper_bytes_give_the_totals_of_the_paper(
+    model, shape, classes, options, rounds, printed, sampled
+):
+    """32 T n (K up + N down), and K down where clients are unavailable (section 7)."""
+    method = SpaFL(task=sizes(model, shape, classes).task, **options)
+    server = method.init_server(KEY)
+    down = method.paper_bytes(method.broadcast(server, 0, KEY))
+    up = method.paper_bytes(Up(server.thresholds, server.norms))
+
+    def gbit(receivers):
+        return f"{8 * rounds * (K * up + receivers * down) / 1e9:.4f}"
+
+    assert gbit(N) == printed
+    assert sampled is None or gbit(K) == sampled
+
+
+def test_both_counts_of_macs_follow_from_the_densities_of_layers():
+    method = one_layer()
+    trained = work(method, [batch(0), batch(1)])
+    share = float(trained.mask[NAME].float().mean())
+    assert 0 < share < 1
+    found = method._flops(trained)
+    examples, macs, rows, size = 12, 20, 4, 20
+    assert found["macs_appendix"] == pytest.approx(examples * macs * (1 + 2 * share))
+    assert found["macs_code"] == pytest.approx(examples * macs * 3 * share + rows * 2 + size)
+    paid = replace(method, importance=True)._flops(trained)
+    assert paid["macs_appendix"] - found["macs_appendix"] == pytest.approx(1.5 * size)
+
+
+def pruned(method, share, features=6):
+    """A three-layer client of which `share` of the hidden rows are pruned."""
+    state = method.init_client(0, KEY)
+    thresholds = {}
+    for layer in method.masked:
+        size = state.own.weights[layer.weight].abs().flatten(1).mean(1)
+        cut_at = size.sort().values[int(share * len(size))]
+        thresholds[layer.weight] = (size < cut_at).float()  # 1 prunes, 0 keeps
+    thresholds[method.masked[-1].weight].zero_()
+    return Local(state.own.weights, thresholds)
+
+
+def deep(**options):
+    def model():
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 3, bias=False), nn.ReLU(), nn.Flatten(),
+            nn.Linear(8 * 16, 10, bias=False), nn.ReLU(), nn.Linear(10, 4, bias=False),
+        )  # fmt: skip
+
+    return SpaFL(task=ModelTask(model, "classes", (1, 6, 6)), lr=0.1, **options)
+
+
+def image_batches(count):
+    images = [normal(fold(KEY, "images", i), (8, 1, 6, 6)) for i in range(count)]
+    return tuple(Batch(x, torch.arange(8) % 4) for x in images)
+
+
+def test_a_pruned_personal_model_is_a_smaller_dense_one_with_equal_outputs():
+    method = deep()
+    own = pruned(method, 0.5)
+    state = State(own, {}, ())
+    model = method.deploy(method.init_server(KEY), state)
+    graph = method.task.graph
+    alive = cut.alive_channels(graph, masks.nonzero(model, graph.maskable))
+    small = cut.compact(graph, model, alive)
+    assert [tuple(w.shape) for w in small.values()] == [(4, 1, 3, 3), (5, 4 * 16), (4, 5)]
+    assert all(bool((w != 0).all()) for w in small.values())
+    x = normal(fold(KEY, "x"), (7, 1, 6, 6))
+    torch.testing.assert_close(
+        method.task.predict(small, x), method.task.predict(model, x), rtol=0, atol=1e-6
+    )
+
+
+def test_compact_training_equals_the_masked_run_where_pruned_rows_rest():
+    """Under a fixed mask; thresholds of rows that are cut out get no gradient (methods.md)."""
+    plain = {
+        "training": "split", "refresh_mask": False, "weight_ste": False,
+        "granularity": "filter", "persist_momentum": True,
+    }  # fmt: skip
+    masked, compact = deep(**plain), deep(**plain, compact_training=True)
+    own, given = pruned(masked, 0.5), Given(image_batches(4), epochs=2)
+    ours = compact.train(own, (), given, 1, KEY)
+    theirs = masked.train(own, (), given, 1, KEY)
+    assert ours.processed == theirs.processed
+    for name, mask in theirs.mask.items():
+        assert torch.equal(ours.mask[name], mask)
+        torch.testing.assert_close(
+            ours.own.weights[name], theirs.own.weights[name], rtol=0, atol=1e-6
+        )
+        kept = mask.flatten(1)[:, 0]
+        after, before = ours.own.thresholds[name], own.thresholds[name]
+        torch.testing.assert_close(
+            after[kept], theirs.own.thresholds[name][kept], rtol=0, atol=1e-6
+        )
+        assert torch.equal(after[~kept], before[~kept])
+    assert not torch.equal(ours.own.weights["3.weight"], own.weights["3.weight"])
+    again = compact.train(ours.own, ours.moments, given, 2, KEY)
+    other = masked.train(theirs.own, theirs.moments, given, 2, KEY)
+    assert again.moments[0].keys() == other.moments[0].keys()
+    assert {n: m.shape for n, m in again.moments[0].items()} == {
+        n: m.shape for n, m in other.moments[0].items()
+    }
+
+
+def test_layers_without_thresholds_are_left_alone():
+    task = sizes("lstm", GREY28, 10).task
+    method = SpaFL(task=task, unmasked=("fc",))
+    state = method.init_client(0, KEY)
+    assert [len(t) for t in state.own.thresholds.values()] == [512] * 4
+    high = {n: torch.full_like(t, 9.0) for n, t in state.own.thresholds.items()}
+    model = replace(method, reset_density=0.0).deploy(
+        method.init_server(KEY), state._replace(own=state.own._replace(thresholds=high))
+    )
+    assert not any(model[n].any() for n in high)
+    assert torch.equal(model["fc.weight"], state.own.weights["fc.weight"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lr": 0.0}, "lr=0.0"),
+        ({"sparsity_weight": -1.0}, "sparsity_weight=-1.0"),
+        ({"reset_density": 1.0}, "reset_density=1.0"),
+        ({"reg_warmup": 0.0}, "reg_warmup=0.0"),
+        ({"clip_norm": 0.0}, "clip_norm=0.0"),
+        ({"unmasked": ("fc",)}, "unknown spafl: unmasked layer 'fc'"),
+        ({"compact_training": True, "granularity": "element"}, "set granularity=filter"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        one_layer(**options)
