@@ -96,7 +96,8 @@ class Counted:
 
     def __init__(self, data):
         self._data, self.count = data, 0
-        self.examples, self.epochs, self.ordered = data.examples, data.epochs, data.ordered
+        self.examples, self.epochs, self.steps = data.examples, data.epochs, data.steps
+        self.ordered = data.ordered
 
     def epoch(self, key):
         return map(self._passed, self._data.epoch(key))

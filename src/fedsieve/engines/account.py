@@ -43,6 +43,7 @@ def account(
     personal = [mine for mine in scores.shares.values() if mine]
     is_global = scores.global_accuracy is not None
     layers = shares if is_global or not personal else _mean_shares(personal)
+    densities = [layer.density for layer in layers.values()]
     is_scored, own = bool(scores.client_accuracy), [_overall(mine) for mine in personal]
     row = Row(
         round=number,
