@@ -174,8 +174,9 @@ class Rounds:
 
     def _try(self, position: Position, letters: dict[int, Letter], links: Links) -> Tried:
         number, tried = position.done + 1, Tried([], [], [], [])
+        held = frozenset(self._decoder.schemas)  # before any reply: the same for every executor
         requests = (
-            self._request(position, client, letter, links.get(client, Link()))
+            self._request(position, client, letter, links.get(client, Link()), held)
             for client, letter in letters.items()
         )
         for client, letter in letters.items():
@@ -197,12 +198,19 @@ class Rounds:
         tried.messages.sort(key=lambda m: (m.direction, m.client))
         return tried
 
-    def _request(self, position: Position, client: int, letter: Letter, link: Link) -> Train:
+    def _request(
+        self,
+        position: Position,
+        client: int,
+        letter: Letter,
+        link: Link,
+        held: frozenset[Hash],
+    ) -> Train:
         return Train(
             client,
             letter.payload.data,
             letter.schema if letter.is_told else b"",
-            frozenset(link.up) & self._decoder.schemas.keys(),
+            held.intersection(link.up),
             recall(position.masks, link.masks),
             self.stores.states.get(client),
             self.stores.residuals.get(client),
