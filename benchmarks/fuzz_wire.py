@@ -17,6 +17,7 @@ import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -33,6 +34,7 @@ with atheris.instrument_imports(include=["fedsieve.wire"]) if atheris else nullc
     from fedsieve.core.errors import WireError
     from fedsieve.core.keys import fold
     from fedsieve.core.message import Bits, Count, Dense, Exact, Kept, Mask, Params, Scalar
+    from fedsieve.wire import ans
     from fedsieve.wire.codec import Coding, Decoder, Known, Recall, encode, masks_of
     from fedsieve.wire.frame import NAME_BYTES, VERSION, open_frame
     from fedsieve.wire.precision import PRECISIONS
@@ -86,10 +88,18 @@ class Case(NamedTuple):
 
 def make_sources() -> list[Source]:
     """Messages of several kinds at every precision: whole, and coded against held masks."""
-    pairs = [(_pruned(0), _pruned(1)), (_plain(), _plain()), (_masks(0), _masks(1))]
+    codings = [Coding(precision, fold(0, "round")) for precision in PRECISIONS]
+    with_ans = _sources(codings)
+    with patch.object(ans, "constriction", None):
+        return with_ans + _sources(codings[:1])
+
+
+def _sources(codings: list[Coding]) -> list[Source]:
+    pairs: list[tuple[Any, Any]] = [(_pruned(0), _pruned(1)), (_masks(0), _masks(1))]
+    pairs += [(plain, plain) for plain in (_plain(3000, 1), _plain(9000, 2))]
     return [
-        _source(message, known, Coding(precision, fold(0, "round")))
-        for precision in PRECISIONS
+        _source(message, known, coding)
+        for coding in codings
         for message, before in pairs
         for known in (Known(), Known(frozenset({schema_of(message)[1]}), masks_of(before)))
     ]
@@ -160,10 +170,10 @@ def _pruned(number: int) -> Pruned:
     return Pruned(weights, mask, gates, {"pi": torch.tensor([0.25, 0.75])}, -0.5, 300)
 
 
-def _plain() -> Plain:
+def _plain(size: int, least: float) -> Plain:
     weights = {dtype: _normal(dtype, 17, 30).to(kind) for dtype, kind in DTYPES.items()}
-    sparse = _normal("sparse", 3000)
-    return Plain(weights | {"sparse": sparse.where(sparse > 1, 0), "none": torch.zeros(0, 4)})
+    sparse = _normal("sparse", size)
+    return Plain(weights | {"sparse": sparse.where(sparse > least, 0), "none": torch.zeros(0, 4)})
 
 
 def _masks(number: int) -> Masks:

@@ -16,6 +16,7 @@ from fedsieve.core.method import message_types
 from fedsieve.engines import recall as recalling
 from fedsieve.engines.inline import Inline
 from fedsieve.engines.pool import Pool
+from fedsieve.engines.post import KEPT_SCHEMAS, Link
 from fedsieve.engines.recall import recall, remember
 from fedsieve.engines.site import Refusal, Site, Train
 from fedsieve.methods.fediter_ht import FedIterHT
@@ -282,3 +283,26 @@ def test_a_resumed_run_sends_the_same_bytes(workers, tmp_path):
     ]
     assert ledgers[0] == ledgers[1]
     assert any(m["round"] > 2 and m["mask_bytes"] < 40 for m in ledgers[1])
+
+
+def test_a_link_remembers_the_schemas_used_last():
+    link = Link()
+    for mark in range(3 * KEPT_SCHEMAS):
+        link = link.told(down=[mark], up=[7]).told(down=[0])
+    assert link.down == (*range(2 * KEPT_SCHEMAS + 1, 3 * KEPT_SCHEMAS), 0)
+    assert link.up == (7,)
+
+
+def test_a_schema_the_server_has_forgotten_is_announced_again_and_nobody_is_asked_twice(tmp_path):
+    rounds = rounds_of(job_of(), tmp_path)
+    play = rounds.play(rounds.start())
+    first, second = next(play), next(play)
+    rounds._decoder.schemas.clear()
+    third = next(play)
+    up = [
+        [m.header_bytes for m in played.messages if m.direction == "up"]
+        for played in (first, second, third)
+    ]
+    assert len(up[0]) == len(up[1]) == len(up[2]) == 5
+    assert up[2] == up[0]
+    assert max(up[1]) < min(up[0])

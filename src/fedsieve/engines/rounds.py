@@ -179,8 +179,9 @@ class Rounds:
         """Ask for the work of `letters`; the first `needed` usable replies are taken."""
         number, tried = position.done + 1, Tried([], [], [], [])
         lost, late = self.plan.recorded(number)
+        held = frozenset(self._decoder.schemas)  # before any reply: the same for every executor
         requests = (
-            self._request(position, client, letter, links.get(client, Link()))
+            self._request(position, client, letter, links.get(client, Link()), held)
             for client, letter in letters.items()
             if client not in lost | late
         )
@@ -207,12 +208,19 @@ class Rounds:
         tried.messages.sort(key=lambda m: (m.direction, m.client))
         return tried
 
-    def _request(self, position: Position, client: int, letter: Letter, link: Link) -> Train:
+    def _request(
+        self,
+        position: Position,
+        client: int,
+        letter: Letter,
+        link: Link,
+        held: frozenset[Hash],
+    ) -> Train:
         return Train(
             client,
             letter.payload.data,
             letter.schema if letter.is_told else b"",
-            frozenset(link.up) & self._decoder.schemas.keys(),
+            held.intersection(link.up),
             recall(position.masks, link.masks),
             self.stores.states.get(client),
             self.stores.residuals.get(client),
