@@ -7,7 +7,16 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from deployment import Deployment, child_of
+import msgspec
+
+from deployment import SLOW, Deployment, child_of
+from fedsieve.engines.remote import gate
+from fedsieve.engines.remote.processes import (
+    Children,
+    free_port,
+    gate_command,
+    superlink_command,
+)
 from small import METHODS
 
 pytestmark = pytest.mark.e2e
@@ -21,9 +30,9 @@ def lost(deployment):
 def misbehaved(tmp_path_factory):
     """Client 1 raises in round 2, is late in round 3, sends garbage in 5 and too much in 6."""
     folder = tmp_path_factory.mktemp("misbehaved")
-    faults = {"raise": 2, "sleep": [3, 45], "garbage": 5, "large": 6}
+    faults = {"raise": 2, "sleep": [3, 45 * SLOW], "garbage": 5, "large": 6}
     with Deployment(folder, method="local_only", rounds=8, eval_every=4) as deployment:
-        server = deployment.server("--round-timeout", 30, "--max-message-mb", 2)
+        server = deployment.server("--round-timeout", 30 * SLOW, "--max-message-mb", 2)
         for client in (0, 2):
             deployment.node(client)
         deployment.node(1, faults)
@@ -81,10 +90,10 @@ def test_a_superlink_that_is_killed_is_started_again_and_nothing_is_lost(tmp_pat
 
 def test_a_node_killed_in_a_round_comes_back_with_its_state(tmp_path):
     with Deployment(tmp_path, method="local_only", rounds=10, eval_every=10) as deployment:
-        server = deployment.server("--round-timeout", 25)
+        server = deployment.server("--round-timeout", 25 * SLOW)
         for client in (0, 2):
             deployment.node(client)
-        victim = deployment.node(1, {"sleep": [2, 300]})
+        victim = deployment.node(1, {"sleep": [2, 300 * SLOW]})
         deployment.wait_until(lambda: len(deployment.rows()) >= 1, "round 1")
         kept = list((tmp_path / "store-1").glob("jobs/*/states/*"))
         assert len(kept) == 1
@@ -101,8 +110,8 @@ def test_a_node_killed_in_a_round_comes_back_with_its_state(tmp_path):
 def test_the_first_to_answer_count_and_the_record_replays_to_the_same_bits(tmp_path):
     settings = {"method": "fedavg", "clients": 3, "cohort": 2, "rounds": 3}
     with Deployment(tmp_path, **settings) as deployment:
-        server = deployment.server("--over-select", 1, "--round-timeout", 120)
-        deployment.node(0, {"sleep": [2, 20]})
+        server = deployment.server("--over-select", 1, "--round-timeout", 120 * SLOW)
+        deployment.node(0, {"sleep": [2, 20 * SLOW]})
         for client in (1, 2):
             deployment.node(client)
         there = deployment.finish(server)
@@ -119,6 +128,27 @@ def test_methods_end_in_the_same_bits_on_real_processes(method, tmp_path):
         pytest.skip(f"{method} is not registered")
     with Deployment(tmp_path, method=method) as deployment:
         server = deployment.server()
+        deployment.nodes()
+        there = deployment.finish(server)
+    assert there["model_hash"] == deployment.here().summary.model_hash
+
+
+def test_a_superlink_that_runs_already_is_used(tmp_path):
+    with Deployment(tmp_path) as deployment, Children() as children:
+        certs, inner = tmp_path / "keys" / "server", free_port()
+        (tmp_path / "secret").write_bytes(b"secret")
+        command = superlink_command(inner, tmp_path, certs)
+        children.keep(command, tmp_path / "superlink.log", tmp_path)
+        door = gate.Settings(
+            host="127.0.0.1", port=deployment.port, superlink=f"127.0.0.1:{inner}",
+            ca=str(certs / "ca.crt"), certificate=str(certs / "server.crt"),
+            key=str(certs / "server.key"), traffic=str(tmp_path / "tcp.json"),
+        )  # fmt: skip
+        (tmp_path / "gate.json").write_bytes(msgspec.json.encode(door))
+        children.keep(gate_command(tmp_path / "gate.json"), tmp_path / "gate.log", tmp_path)
+        server = deployment.server(
+            "--superlink", f"127.0.0.1:{inner}", "--superlink-secret", tmp_path / "secret"
+        )
         deployment.nodes()
         there = deployment.finish(server)
     assert there["model_hash"] == deployment.here().summary.model_hash

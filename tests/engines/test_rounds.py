@@ -7,6 +7,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
+import fedsieve
+from fedsieve import api
+from fedsieve.api import Watcher
 from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError, RoundError
 from fedsieve.core.keys import fold
@@ -18,7 +21,7 @@ from fedsieve.engines.site import Failure, Site, Train
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.methods.local_only import LocalOnly, Nothing, State
 from fedsieve.wire.codec import encode
-from small import rounds_of, small_job
+from small import SETTINGS, rounds_of, small_job, steady
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -218,3 +221,35 @@ def test_a_site_reports_a_malformed_broadcast_as_the_clients_failure():
     answer = site.handle(Train(0, bytes(data), b"", frozenset(), {}, (), {}, fold(0), 1))
     assert isinstance(answer, Failure)
     assert "WireError" in answer.error
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_enough_replies_end_the_waiting_and_the_executor_serves_the_next_round(workers):
+    """One spare client: two of three count, and what a worker left behind is not read later."""
+    job = small_job(method="fedavg", cohort=2, rounds=4, workers=workers)
+    first = api.play(job, None, resume=False, watcher=Watcher(), spare=1)
+    assert [row.clients for row in first.rows] == [2] * 4
+    assert all(len(row.late) == row.spare == 1 for row in first.rows)
+    record = {row.round: row for row in first.rows}
+    again = api.play(job, None, resume=False, watcher=Watcher(), record=record)
+    assert again.summary.model_hash == first.summary.model_hash
+    assert [row.late for row in again.rows] == [row.late for row in first.rows]
+
+
+def test_a_run_is_replayed_from_its_folder_with_the_clients_that_failed(tmp_path, monkeypatch):
+    train = Site.train
+
+    def fails(self, request):
+        if request.round == 2 and request.client == 1:
+            raise ValueError("on purpose")
+        return train(self, request)
+
+    settings = SETTINGS | {"method": "local_only", "clients": 3, "cohort": 3}
+    with monkeypatch.context() as patch:
+        patch.setattr(Site, "train", fails)
+        first = fedsieve.run(**settings, out=tmp_path / "run")
+    assert [row.lost for row in first.rows] == [[], [1], [], []]
+    again = fedsieve.run(replay=tmp_path / "run")
+    assert again.summary.model_hash == first.summary.model_hash
+    assert steady(again.rows) == steady(first.rows)
+    assert first.summary.model_hash != fedsieve.run(**settings).summary.model_hash

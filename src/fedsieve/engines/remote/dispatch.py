@@ -9,7 +9,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -46,6 +45,7 @@ from fedsieve.engines.site import (
 log = logging.getLogger("fedsieve")
 _GREETING_SECONDS = 60.0
 _AGAIN_SECONDS = 60.0
+_HELLO_SECONDS = 3600.0  # a greeting is valid while a node loads its data
 
 
 class Arrived(NamedTuple):
@@ -94,6 +94,7 @@ class Remote:
     def __init__(self, carrier: Carrier, terms: Terms) -> None:
         self._carrier, self._terms = carrier, terms
         self._node: dict[int, int] = {}  # by client
+        self._greeted: dict[str, int] = {}  # nodes that owe an answer to a greeting, by message
         self._refused: dict[int, float] = {}  # nodes that are no use, and when they said so
         self._silent: set[int] = set()  # clients that owe an answer
         self._round = 0
@@ -119,30 +120,49 @@ class Remote:
     def greet(self, needed: Collection[int], seconds: float) -> list[int]:
         """Make the job known to new nodes until all `needed` clients are there, or time is up.
 
+        A node that needs longer to load its data is heard the next time.
+
         Returns:
             The clients that have a node.
         """
-        online, now = self._carrier.nodes(), time.monotonic()
-        self._node = {c: node for c, node in self._node.items() if node in online}
-        tired = {node for node, when in self._refused.items() if now - when < _AGAIN_SECONDS}
-        strangers = set(online) - set(self._node.values()) - tired
-        if strangers and not all(client in self._node for client in needed):
-            call = Call(self._terms.job, self._terms.session, 0, -1, self._terms.hello)
-            parcels = dict.fromkeys(sorted(strangers), seal(call, self._terms.key))
-            with closing(self._ask(parcels, seconds)) as answers:
-                for node, answer in answers:
-                    self._met(node, answer)
-                    if all(client in self._node for client in needed):
-                        break
-        return sorted(self._node)
+        end = time.monotonic() + seconds
+        while True:
+            online, now = self._carrier.nodes(), time.monotonic()
+            self._node = {c: node for c, node in self._node.items() if node in online}
+            tired = {node for node, when in self._refused.items() if now - when < _AGAIN_SECONDS}
+            strangers = set(online) - set(self._node.values()) - tired
+            is_complete = all(client in self._node for client in needed)
+            if is_complete or not strangers:
+                return sorted(self._node)
+            self._meet(strangers)
+            if now > end:
+                return sorted(self._node)
+            time.sleep(self._terms.poll_seconds)
 
-    def _met(self, node: int, answer: Answer | str) -> None:
-        if isinstance(answer, Answer) and isinstance(answer.result, Here):
-            self._node[answer.client] = node
-        else:
-            self._refused[node] = time.monotonic()
-            why = answer.result if isinstance(answer, Answer) else answer
-            log.warning("node %d does not take part: %s", node, why)
+    def _meet(self, strangers: set[int]) -> None:
+        """Greet whoever was not greeted yet, and hear who answers."""
+        call = Call(self._terms.job, self._terms.session, 0, -1, self._terms.hello)
+        parcel = seal(call, self._terms.key)
+        fresh = sorted(strangers - set(self._greeted.values()))
+        try:
+            if fresh:
+                parcels = dict.fromkeys(fresh, parcel)
+                self._greeted |= self._carrier.push(parcels, _HELLO_SECONDS)
+                self.parcel_bytes["down"] += len(parcel) * len(fresh)
+            arrived = self._carrier.pull(list(self._greeted)) if self._greeted else []
+        except LostError:
+            self._greeted.clear()
+            return
+        for message, answered, error in arrived:
+            node = self._greeted.pop(message)
+            self.parcel_bytes["up"] += len(answered)
+            answer = error or self._opened(node, answered, mark(parcel))
+            if isinstance(answer, Answer) and isinstance(answer.result, Here):
+                self._node[answer.client] = node
+            else:
+                self._refused[node] = time.monotonic()
+                why = answer.result if isinstance(answer, Answer) else answer
+                log.warning("node %d does not take part: %s", node, why)
 
     def _works(self, request: Request) -> list[tuple[int, Work]]:
         """What is asked of whom; an evaluation of several shards is one call to each."""
