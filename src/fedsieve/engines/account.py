@@ -66,9 +66,7 @@ def account(
         local_accuracy=scores.local_accuracy,
         seen_accuracy=scores.seen_accuracy,
         local_density=fmean(own) if own else None,
-        layer_mean_density=fmean(x.density for x in layers.values())
-        if is_scored and layers
-        else None,
+        layer_mean_density=fmean(densities) if is_scored and densities else None,
         loss=scores.loss,
         deployed_values=scores.deployed.values if scores.deployed else None,
         deployed_macs=scores.deployed.macs if scores.deployed else None,
