@@ -5,8 +5,8 @@ for no change; else the first byte says how it is coded:
 
     ANEW          the new mask by itself
     FLIPS         the changed positions, as a mask; where there is no ANS
-    RANKS         a few places lost and a few grown: two numbers of them, one rank for both
     FLAT, LAYERS  ANS, two densities (lost, grown) for all positions or for each tensor
+    RANKS + n     n places lost, and a few grown: the number of these, one rank for both
 """
 
 from functools import lru_cache
@@ -21,7 +21,8 @@ from fedsieve.wire.masks import FLAT, LAYERS, Layout, decode_mask, encode_mask, 
 from fedsieve.wire.places import FEW, numbers_among, places_among, rank_bytes, read_ranks
 from fedsieve.wire.rows import entropy
 
-ANEW, FLIPS, RANKS = range(3)
+ANEW, FLIPS = 0, 1
+RANKS: Final = 8
 _BLOCK: Final = 1 << 12  # bytes looked up together
 
 
@@ -60,10 +61,10 @@ def decode_change(data: memoryview, before: Bools, layout: Layout) -> Bools:
     if tag in {ANEW, FLIPS}:
         found = decode_mask(reader.rest(), layout)
         return found ^ before if tag == FLIPS else found
-    if tag == RANKS:
-        return _read_ranks(reader, before)
+    if tag >= RANKS:
+        return _read_ranks(reader, before, tag - RANKS)
     if tag not in {FLAT, LAYERS}:
-        raise reader.error(f"one of {[ANEW, FLIPS, RANKS, FLAT, LAYERS]} expected, found {tag}.")
+        raise reader.error(f"one of {[ANEW, FLIPS, FLAT, LAYERS]} or a rank, found {tag}.")
     layout = layout if tag == LAYERS else ((1, before.size),)
     kept = np.empty(before.size, np.bool_)
     parts = list(zip(matrices(before, layout), matrices(kept, layout), strict=True))
@@ -92,13 +93,15 @@ def _ranks(before: Bools, changed: Bools, counts: tuple[int, ...]) -> bytes:
     places = np.flatnonzero(changed)
     numbers, is_lost = numbers_among(before, places), before[places]
     sets = (numbers[is_lost], old), ((places - numbers)[~is_lost], new)
-    return bytes([RANKS, lost, grown]) + rank_bytes(*sets)
+    return bytes([RANKS + lost, grown]) + rank_bytes(*sets)
 
 
-def _read_ranks(reader: Reader, before: Bools) -> Bools:
+def _read_ranks(reader: Reader, before: Bools, lost: int) -> Bools:
     old = int(np.count_nonzero(before))
     new = before.size - old
-    lost, grown = reader.count(min(FEW, old)), reader.count(min(FEW, new))
+    grown = reader.count(min(FEW, new))
+    if lost > min(FEW, old):
+        raise reader.error(f"at most {min(FEW, old)} lost places expected, found {lost}.")
     gone, come = read_ranks(reader, (lost, old), (grown, new))
     reader.finish()
     kept = before.copy()
