@@ -170,10 +170,9 @@ def test_gates_cost_about_a_bit_each_on_the_wire():
 
 @pytest.mark.parametrize("theta", ["thresholds", "free"])
 def test_a_larger_gate_cost_gives_a_sparser_model(tmp_path, theta):
+    settings = {"model": "mlp(hidden=[20])", "rounds": 5, "theta": theta, "threshold_lr": 2e-3}
     found = [
-        played(
-            tmp_path / f"{cost}", model="mlp(hidden=[20])", rounds=5, gate_cost=cost, theta=theta
-        )[1].row.density
+        played(tmp_path / f"{cost}", gate_cost=cost, **settings)[1].row.density
         for cost in (0.0, 1e-4, 1e-2)
     ]
     assert found[0] > found[1] > found[2]
