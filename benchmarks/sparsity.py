@@ -1,4 +1,4 @@
-"""What decides the sparsity of fedsparse: local steps, the travel of thresholds, the gate cost.
+"""What decides the sparsity of fedsparse: local steps, the rate of thresholds, the gate cost.
 
 Runs on the embedded digits and writes a table of densities and, if asked, a plot:
 
@@ -17,31 +17,31 @@ SHARED: dict[str, Any] = {
     "method": "fedsparse", "model": "conv_small", "clients": 20, "cohort": 10, "rounds": 12,
     "batch_size": 16, "eval_every": 12, "server_lr": 2e-3,
 }  # fmt: skip
-RATE, TRAVEL, COST = 1e-3, 1e-2, 5e-5
-STEPS, TRAVELS, COSTS = (3, 10, 20), (5e-3, 1e-2, 2e-2), (5e-6, 5e-5, 5e-4)
+RATE, COST = 1e-3, 5e-5
+STEPS, RATES, COSTS = (3, 10, 20), (5e-4, 1e-3, 2e-3), (5e-6, 5e-5, 5e-4)
 
 
 @cache
-def density(steps: int, travel: float, cost: float) -> list[float]:
-    """Density after every round, of seed 0."""
-    result = fedsieve.run(**SHARED, steps=steps, threshold_travel=travel, gate_cost=cost)
-    print(
-        f"{steps} steps, travel {travel:g}, cost {cost:g}: {result.rows[-1].density:.3f}",
-        flush=True,
-    )
+def densities(steps: int, rate: float, cost: float) -> list[float]:
+    """After every round, where the client's rate of thresholds is `rate`; seed 0."""
+    at_ten = rate * (steps / 10) ** 0.5
+    result = fedsieve.run(**SHARED, steps=steps, threshold_lr=at_ten, gate_cost=cost)
+    last = result.rows[-1].density
+    print(f"{steps} steps, rate {rate:.3g}, cost {cost:g}: density {last:.3f}", flush=True)
     return [row.density for row in result.rows]
 
 
 def curves() -> dict[tuple[str, float], list[float]]:
     """(panel, value) -> densities by round."""
     found: dict[tuple[str, float], list[float]] = {}
-    for steps in STEPS:
-        found["rate held at 1e-3, local steps", steps] = density(steps, steps * RATE, COST)
-        found["travel held at 1e-2, local steps", steps] = density(steps, TRAVEL, COST)
-    for travel in TRAVELS:
-        found["threshold travel", travel] = density(10, travel, COST)
+    for power, held in ((0.5, "rate ~ steps^-0.5"), (0.0, "rate held"), (1.0, "rate ~ 1/steps")):
+        for steps in STEPS:
+            rate = RATE * (10 / steps) ** power
+            found[f"local steps, {held}", steps] = densities(steps, rate, COST)
+    for rate in RATES:
+        found["rate of thresholds", rate] = densities(10, rate, COST)
     for cost in COSTS:
-        found["gate cost", cost] = density(10, TRAVEL, cost)
+        found["gate cost", cost] = densities(10, RATE, cost)
     return found
 
 

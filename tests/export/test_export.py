@@ -21,7 +21,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("export") / "run"
     fedsieve.run(
         method="fedsparse", model="conv_small", clients=4, cohort=2, rounds=5, steps=4,
-        gate_cost=1e-3, threshold_travel=0.03, out=folder,
+        gate_cost=1e-3, threshold_lr=3e-3, out=folder,
     )  # fmt: skip
     return folder
 

@@ -38,9 +38,9 @@ def test_costs_of_gates_and_totals_are_those_of_the_paper():
 def test_a_tier_may_set_single_rows_apart_and_says_so():
     recipe = fedsparse.cifar10
     rows = {row.label: row for row in recipe.rows}
-    assert recipe.settings(rows["FedSparse mid"], "small")["threshold_travel"] == 1.5e-2
-    assert "threshold_travel" not in recipe.settings(rows["FedAvg"], "small")
-    assert "threshold_travel 0.015 in place of 0.008" in recipe.departure(
+    assert recipe.settings(rows["FedSparse mid"], "small")["threshold_lr"] == 1.5e-3
+    assert "threshold_lr" not in recipe.settings(rows["FedAvg"], "small")
+    assert "threshold_lr 0.0015 in place of the default" in recipe.departure(
         rows["FedSparse mid"], "small"
     )
 

@@ -24,8 +24,7 @@ from fedsieve.core.priors import PointPrior, Prior
 
 class _Numbered(Protocol):
     @property
-    def rounds(self) -> int:
-        """Rounds done: the client's rate follows the schedule."""
+    def rounds(self) -> int: ...
 
 
 class _Counted(Protocol):

@@ -6,13 +6,14 @@ Symbols  w -> weights   v -> raw_thresholds   tau = softplus(v)   T -> temperatu
          probability of an open gate on server and client   z -> gates   lambda_0 -> gate_cost
          lambda -> proximal   eps -> prune_below
 Differs  signs and coefficients as in section 9 of the specification. The clients' rate of v is
-         `threshold_travel` / local steps: the paper's 1e-3 at about ten steps, and the same
-         sparsity at any other number. Biases and normalisation have no gates.
+         the paper's 1e-3 at ten local steps and falls with the root of their number, which keeps
+         sparsity nearly the same (docs, What decides sparsity). Biases and normalisation have no
+         gates.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
+from math import log, sqrt
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -66,7 +67,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
     theta_start: float = 0.99
     prune_below: float = 0.1  # eps: a group with a smaller theta is pruned for good
     lr: float = 0.05  # client learning rate
-    threshold_travel: float = 1e-2  # client rate of v times local steps
+    threshold_lr: float = 1e-3  # client rate of v at 10 local steps; at n times sqrt(10 / n)
     threshold_optimiser: Optimiser = Adamax()  # of v on clients and server
     server_optimiser: Optimiser = Adam()  # of w
     server_lr: float = 1e-3
@@ -75,7 +76,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("gate_cost", "cross_entropy", "proximal", "threshold_travel"):
+        for name in ("gate_cost", "cross_entropy", "proximal", "threshold_lr"):
             in_range(f"fedsparse: {name}", getattr(self, name), 0)
         for name in ("temperature", "server_lr", "server_threshold_lr"):
             in_range(f"fedsparse: {name}", getattr(self, name), 0, above=True)
@@ -120,7 +121,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
         prior = self.prior
         start = prior.close(Gated(down.weights, down.raw_thresholds), down.alive)
         slab = Slab(self.trainable(down.weights), prior.logits(start))
-        rates = (self.rate(down), self.threshold_travel / max(data.steps, 1))
+        rates = (self.rate(down), self.threshold_lr * sqrt(10 / max(data.steps, 1)))
         optimisers = (self.optimiser, self.threshold_optimiser)
         mask = {n: a.expand_as(down.weights[n]) for n, a in down.alive.items()}
         return Begun(start, slab, optimisers, rates, mask)

@@ -6,9 +6,10 @@ Paper    "Federated averaging as expectation-maximization", 2020 (specification 
 Symbols  lambda_0 -> gate_cost: 5e-7 low, 5e-6 mid, 5e-5 high
 Differs  Femnist is not at hand: MNIST by writer and EMNIST letters stand in for it, so its figures
          are not expected of them. CIFAR-100 is dealt by a balanced Dirichlet draw, not by Pachinko
-         allocation, and without FedDrop: GroupNorm ties the units of its network together. In tier
-         `small` of CIFAR-10 the data is Fashion-MNIST and thresholds travel 1.5e-2 in a round; the
-         paper's 1e-3 times eight steps left 38 % there after 30 rounds at the high cost.
+         allocation, and without FedDrop: GroupNorm ties the units of its network together. The
+         paper's rate of thresholds is 1e-3 at eight (CIFAR-10) and five steps, here 1.1e-3 and
+         1.4e-3. In tier `small` of CIFAR-10 the data is Fashion-MNIST and the rate 1.5e-3: at 1e-3
+         the specification measured a sparsity of 38 % after 30 rounds of the high cost.
 """
 
 from collections.abc import Iterable
@@ -101,7 +102,7 @@ cifar10 = Recipe(
             "68.46/87.17/26/62.4",
         ),
         {"model": PLAIN_LENET, "conv_drop": 0.1, "fc_drop": 0.5},
-        {"threshold_travel": 8e-3},
+        {},
     ),
     tiers={
         "smoke": Tier(settings=SMOKE, expected={"FedAvg": (by_formula(10, VALUES),)}),
@@ -112,7 +113,7 @@ cifar10 = Recipe(
                 "rounds": 100,
                 "eval_every": 5,
             },
-            own={label: {"threshold_travel": 1.5e-2} for label in SPARSE},
+            own={label: {"threshold_lr": 1.5e-3} for label in SPARSE},
             expected={
                 "FedAvg": (by_formula(100, 582_026),),
                 "FedSparse high": (Expected("sparsity", AtLeast(0.5), "a bound of ours"),),
@@ -145,7 +146,7 @@ cifar100 = Recipe(
             "24.68/49.58/45/62.9",
         ),
         None,
-        {"threshold_travel": 5e-3, "ungated": ["fc.weight"]},
+        {"ungated": ["fc.weight"]},
     ),
     tiers={
         "small": Tier(
