@@ -69,6 +69,7 @@ class Server:
         door(self, folder, children, inner)
         own = read_private(folder / "keys" / "node-0" / "node")
         self.link.admit(own.public)
+        self.link.admit(own.public)  # as after a restart: a key that is known is no error
         self.honest = self.fleet(own)
         end = time.monotonic() + 120
         while True:

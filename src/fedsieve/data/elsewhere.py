@@ -1,7 +1,7 @@
 """Data that stays with its owners: the server knows its form and how many owners there are."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -25,9 +25,6 @@ class Elsewhere:
     shape: tuple[int, ...]
     outputs: int
     task: Literal["values", "labels", "classes"] = "classes"
-
-    about: ClassVar[str] = "the form of data that stays with its owners, for `fedsieve deploy`"
-    examples: ClassVar[str] = "-"
 
     def __post_init__(self) -> None:
         in_range("elsewhere: owners", self.owners, 1)

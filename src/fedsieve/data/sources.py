@@ -1,6 +1,7 @@
 """Data sets by name: `load("fashion_mnist", root, key)`, and the table of what there is.
 
 digits, mnist, shakespeare(window=40), synthetic(task=values, density=0.1), ...
+elsewhere(owners=3, shape=[64], outputs=10)   the form of data that stays with its owners
 npz:PATH                          arrays x, y, x_test, y_test (owners, owners_test) of your own
 python:package.module:function    a function of your own that returns a Dataset
 """
@@ -42,7 +43,8 @@ FILE_SOURCES: tuple[type[FileSource], ...] = (
     Rcv1Small,
 )
 Source: TypeAlias = Digits | Synthetic | Elsewhere | FileSource
-SOURCES: tuple[type[Source], ...] = (Digits, Synthetic, Elsewhere, *FILE_SOURCES)
+LISTED: tuple[type[Digits | Synthetic | FileSource], ...] = (Digits, Synthetic, *FILE_SOURCES)
+SOURCES: tuple[type[Source], ...] = (*LISTED, Elsewhere)
 
 
 class Listing(NamedTuple):
@@ -59,7 +61,7 @@ def catalogue(root: Path | None = None) -> list[Listing]:
     present = dict.fromkeys((Digits, Synthetic, Elsewhere), True) | {
         s: is_present(s, root) for s in FILE_SOURCES
     }
-    return [Listing(options.name_of(s), s.about, s.examples, present[s]) for s in SOURCES]
+    return [Listing(options.name_of(s), s.about, s.examples, present[s]) for s in LISTED]
 
 
 def load(spec: str, root: Path | None, seed_key: Key) -> Dataset:

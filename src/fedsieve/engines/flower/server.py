@@ -93,7 +93,7 @@ class SuperLink:
             try:
                 control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key.key)))
             except httpx.HTTPStatusError as error:
-                if error.response.status_code != httpx.codes.CONFLICT:
+                if error.response.status_code != httpx.codes.PRECONDITION_FAILED:  # known already
                     raise
 
     def connect(self) -> Grid:
