@@ -9,6 +9,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Params
 from fedsieve.core.method import Batch
 from fedsieve.core.optimisers import Moments, Optimiser, Tensors, init_moments
 
@@ -24,6 +25,15 @@ class Trained(NamedTuple, Generic[T]):
     loss: float
     processed: int
     steps: int
+
+
+class Slope(NamedTuple, Generic[T]):
+    """Gradients of all that moves, parameters with the statistics of the pass, loss, examples."""
+
+    grads: T
+    params: T
+    loss: float
+    processed: int
 
 
 class Group(NamedTuple):
@@ -93,6 +103,29 @@ def train(
     )
 
 
+def gradient(
+    objective: Callable[[T, Batch, Key], Tensor],
+    at: T,
+    batch: Batch,
+    *,
+    key: Key,
+    fixed: frozenset[str] = frozenset(),
+) -> Slope[T]:
+    """The gradient of `objective(params, batch, key)` at `at`; arguments are those of `train`."""
+    own = tree.map_leaves(_working_copy, at)
+    moving = _moving(own, fixed)
+    leaves = tuple(leaf.requires_grad_() for leaf in moving.values())
+    loss = objective(own, batch, key)
+    found = (g.contiguous() for g in _gradient(loss, leaves))
+    kind = type(at) if isinstance(at, tuple) else Params
+    return Slope(
+        grads=tree.rebuild(kind, dict(zip(moving, found, strict=True))),
+        params=tree.map_leaves(lambda p: p.detach().contiguous(), own),
+        loss=loss.item(),
+        processed=batch.y.shape[0],
+    )
+
+
 def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
     """What torch.autograd.grad gives for one scalar loss, without its checks of every argument."""
     keep_graph = create_graph = False
@@ -127,16 +160,21 @@ def _groups(
     rates = list(lr) if isinstance(lr, Sequence) else [lr] * len(parts)
     groups = []
     for index, (part, opt, rate) in enumerate(zip(parts, optimisers, rates, strict=True)):
-        moving = {
-            path: leaf
-            for path, leaf in tree.flatten(part).items()
-            if isinstance(leaf, Tensor) and path.split("/")[-1] not in fixed
-        }
+        moving = _moving(part, fixed)
         before = moments[index] if moments else init_moments(opt, moving)
         held = tree.map_leaves(_working_copy, before)
         slots = [[held[f"{slot}/{path}"] for path in moving] for slot in opt.slots]
         groups.append(Group(opt, rate, held, int(held["step"]), list(moving.values()), slots))
     return groups
+
+
+def _moving(params: Any, fixed: frozenset[str]) -> Params:
+    """The tensors that have a gradient, by path."""
+    return {
+        path: leaf
+        for path, leaf in tree.leaves(params)
+        if isinstance(leaf, Tensor) and path.split("/")[-1] not in fixed
+    }
 
 
 def _clipped(grads: Tensors, limit: float) -> Tensors:

@@ -7,7 +7,7 @@ from fedsieve.core.method import AnyMethod
 from fedsieve.engines.recall import MaskTable, recall, remember
 from fedsieve.engines.site import Reply
 from fedsieve.ledger.bytes import Sent
-from fedsieve.wire.codec import Bools, Coding, Known, encode, masks_of
+from fedsieve.wire.codec import Bools, Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.precision import Precision
@@ -69,6 +69,13 @@ class Post:
                 self._masks,
             )
         return self._letters[is_told, held]
+
+    def arrived(self, client: int) -> Any:
+        """The message for `client` as it reads it: rounded where the wire rounds."""
+        if self._coding.precision == "fp32":
+            return self._method.broadcast(self._server, client, self._key)
+        whole = self.letter(client, Link())
+        return Decoder().decode(whole.payload.data, type(self._last))
 
 
 def frames_of(

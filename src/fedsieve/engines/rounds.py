@@ -86,6 +86,7 @@ class Rounds:
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
         self._has_observers = type(method).observe is not Method.observe
+        self._has_echo = type(method).echo is not Method.echo
 
     def start(self) -> Position:
         """The position before the first round."""
@@ -112,8 +113,11 @@ class Rounds:
         post = Post(self.method, position.server, key, self.plan.precision, masks)
         letters = {client: post.letter(client, links.get(client, Link())) for client in cohort}
         accepted, failures, messages = self._exchange(position, letters, post)
+        server = position.server
+        if self._has_echo:
+            server = self.method.echo(post.arrived(cohort[0]), server)
         server = self.method.server_update(
-            position.server, [a.up for a in accepted], fold(self.plan.seed, "server", number)
+            server, [a.up for a in accepted], fold(self.plan.seed, "server", number)
         )
         for reply, up in accepted:
             letter, before = letters[reply.client], links.get(reply.client, Link())
@@ -145,6 +149,7 @@ class Rounds:
     def _cohort(self, position: Position) -> list[int]:
         size, draw = self.method.cohort(position.server, self.plan.cohort, position.done)
         clients = self.federation.num_clients
+        size = clients if size is None else size
         if not 1 <= size <= clients:
             raise ConfigError(
                 f"the method asks for a cohort of {size}, there are {clients} clients."

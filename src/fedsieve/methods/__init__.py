@@ -9,6 +9,7 @@ from fedsieve.methods import (
     fedopt,
     fedprox,
     local_only,
+    vardrop,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "fedopt",
     "fedprox",
     "local_only",
+    "vardrop",
 ]
