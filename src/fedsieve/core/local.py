@@ -86,6 +86,8 @@ def train(
                 grads = _clipped(grads, clip_norm)
             at = 0
             for group in groups:
+                if not group.params:
+                    continue
                 mine, at = grads[at : at + len(group.params)], at + len(group.params)
                 group.optimiser.step(group.params, mine, group.slots, group.done + step, group.lr)
             if project is not None:

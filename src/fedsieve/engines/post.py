@@ -1,5 +1,6 @@
 """The server's side of the links: what goes to each client, encoded once where it is the same."""
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedsieve.core.keys import Key, fold
@@ -40,9 +41,18 @@ class Post:
     """Letters of one round."""
 
     def __init__(
-        self, method: AnyMethod, server: Any, key: Key, precision: Precision, table: MaskTable
+        self,
+        method: AnyMethod,
+        server: Any,
+        key: Key,
+        precision: Precision,
+        table: MaskTable,
+        links: Iterable[Link] = (),
     ) -> None:
         self._method, self._server, self._key = method, server, key
+        # Masks that all hold are enough: one coding for all, where each one's own would need many.
+        held = [set(link.masks) for link in links]
+        self._common = set.intersection(*held) if held else set[Hash]()
         self._coding, self._table = Coding(precision, fold(key, "wire")), table
         self._last: Any = None
         self._masks: dict[Hash, Bools] = {}
@@ -58,6 +68,8 @@ class Post:
             return Letter(encode(message), 0, b"", True, frozenset(), {})  # noqa: FBT003
         schema, mark = schema_of(message)
         is_told, held = mark in link.down, link.masks if self._masks else ()
+        if self._common.issubset(held):
+            held = tuple(sorted(self._common)) or held
         if (is_told, held) not in self._letters:
             known = Known(link.down, recall(self._table, held))
             self._letters[is_told, held] = Letter(
@@ -124,5 +136,6 @@ def sent(
 def _is_same(a: Any, b: Any) -> bool:
     """Whether two messages share their tensors, so that their bytes must be equal."""
     return type(a) is type(b) and all(
-        x is y or (isinstance(x, int | float) and x == y) for x, y in zip(a, b, strict=True)
+        x is y or (x == y if isinstance(x, int | float) else x == {} == y)
+        for x, y in zip(a, b, strict=True)
     )

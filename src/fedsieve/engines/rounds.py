@@ -110,8 +110,10 @@ class Rounds:
         number, links, masks = position.done + 1, dict(position.links), position.masks
         cohort = self._cohort(position)
         key = fold(self.plan.seed, "broadcast", number)
-        post = Post(self.method, position.server, key, self.plan.precision, masks)
-        letters = {client: post.letter(client, links.get(client, Link())) for client in cohort}
+        known = {client: links.get(client, Link()) for client in cohort}
+        precision = self.plan.precision
+        post = Post(self.method, position.server, key, precision, masks, known.values())
+        letters = {client: post.letter(client, link) for client, link in known.items()}
         accepted, failures, messages = self._exchange(position, letters, post)
         server = position.server
         if self._has_echo:

@@ -8,7 +8,6 @@ Differs  the paper leaves T, rates, schedules and the weight of the KL term open
          variational_dropout, sections 2, 3 and 11). Biases and normalisation are plain numbers.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -80,8 +79,10 @@ class GaussianFit:
 
     def mask(self, model: Model, rounds: int) -> Mask:
         """Where log alpha <= log T; everywhere in the warm-up."""
-        limit = math.inf if rounds < self.warmup else self.log_threshold
-        return variational.kept(model.posterior, limit)
+        if rounds < self.warmup:
+            variances = model.posterior.log_variance
+            return {n: torch.ones_like(lv, dtype=torch.bool) for n, lv in variances.items()}
+        return variational.kept(model.posterior, self.log_threshold)
 
     def gradient(self, model: Model, batch: Batch, bound: Bound, key: Key) -> Slope[Posterior]:
         """Gradients of the bound at one mini-batch."""

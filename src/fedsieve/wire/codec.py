@@ -259,7 +259,9 @@ def _value_blocks(part: Part, values: Params, mask: Mask, coding: Coding) -> lis
 def _kept(tensor: Tensor, mask: Tensor | None) -> Array:
     # Places first: several times faster than a boolean index, in numpy as in torch.
     array = tensor.detach().numpy().reshape(-1)
-    return array if mask is None else array.take(np.flatnonzero(mask.numpy()))
+    if mask is None or mask.all():
+        return array
+    return array.take(np.flatnonzero(mask.numpy()))
 
 
 def _sent(entry: Entry, mask: Tensor | None) -> int:
@@ -275,7 +277,7 @@ def _raw_values(entry: Entry, block: memoryview, size: int) -> Array:
 
 
 def _placed(entry: Entry, values: Array, mask: Tensor | None) -> Tensor:
-    if mask is not None:
+    if mask is not None and values.size < entry.count:
         full, is_kept, at = np.zeros(entry.count, values.dtype), mask.numpy().reshape(-1), 0
         for start in range(0, entry.count, _CHUNK):  # places of all at once would take 8 bytes each
             places = np.flatnonzero(is_kept[start : start + _CHUNK])
