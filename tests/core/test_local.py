@@ -8,7 +8,7 @@ from torch.nn.functional import conv2d, linear, mse_loss
 
 from fedsieve.core import tree
 from fedsieve.core.keys import fold, normal, uniform
-from fedsieve.core.local import train
+from fedsieve.core.local import gradient, train
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batch
 from fedsieve.core.optimisers import SGD, Adam, Adamax
@@ -243,3 +243,28 @@ def test_a_tensor_the_loss_does_not_use_stays():
     start = _start() | {"unused": torch.ones(3)}
     trained = train(_loss, start, _batches(2), SGD(0.9), lr=0.1, key=KEY)
     assert trained.params["unused"].tolist() == [1, 1, 1]
+
+
+def test_the_gradient_is_that_of_autograd_and_statistics_come_back():
+    start, batch = (
+        Gated(_start(), {"level": torch.ones(2), "count": torch.zeros(())}),
+        _batches(1)[0],
+    )
+
+    def objective(params, batch, key):
+        params.thresholds["count"].add_(1)
+        return _loss(params.weights, batch) + params.thresholds["level"].square().sum()
+
+    found = gradient(objective, start, batch, key=KEY, fixed=frozenset({"count"}))
+    leaves = {n: w.clone().requires_grad_() for n, w in start.weights.items()}
+    expected = torch.autograd.grad(_loss(leaves, batch), list(leaves.values()))
+    for name, value in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(found.grads.weights[name], value)
+        assert found.grads.weights[name].is_contiguous()
+    assert found.grads.thresholds.keys() == {"level"}
+    assert found.grads.thresholds["level"].tolist() == [2.0, 2.0]
+    assert float(found.params.thresholds["count"]) == 1
+    assert float(start.thresholds["count"]) == 0
+    assert found.processed == 5
+    alone = gradient(_loss, start.weights, batch, key=KEY)
+    assert tree.equal(alone.grads, found.grads.weights)

@@ -19,7 +19,17 @@ from fedsieve.data.sources import catalogue
 from fedsieve.recipes import figure
 from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
 from fedsieve.recipes.figure import Calculated
-from fedsieve.recipes.recipe import TIERS, Expected, Measured, Recipe, Within, find, registered
+from fedsieve.recipes.recipe import (
+    TIERS,
+    AtLeast,
+    AtMost,
+    Expected,
+    Measured,
+    Recipe,
+    Within,
+    find,
+    registered,
+)
 from fedsieve.recipes.run import Line, Outcome
 from fedsieve.recipes.run import reproduce as reproduce_recipe
 
@@ -169,7 +179,8 @@ def _verdict(line: Line) -> str:
 def _expected(expected: Expected | None) -> str:
     if expected is None:
         return "-"
-    sign = "" if isinstance(expected.bound, Within) else ">= "
+    signs = {Within: "", AtLeast: ">= ", AtMost: "<= "}
+    sign = signs[type(expected.bound)]
     return f"{sign}{expected.bound.value:.5g}"
 
 

@@ -1,5 +1,5 @@
 """One file per paper table: settings, expected figures, tiers; importing them registers them."""
 
-from fedsieve.recipes import communication_totals, dense_flops, em_fashion_mnist
+from fedsieve.recipes import communication_totals, dense_flops, em_fashion_mnist, vardrop
 
-__all__ = ["communication_totals", "dense_flops", "em_fashion_mnist"]
+__all__ = ["communication_totals", "dense_flops", "em_fashion_mnist", "vardrop"]

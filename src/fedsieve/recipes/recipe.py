@@ -37,11 +37,21 @@ class AtLeast:
 
 
 @dataclass(frozen=True)
+class AtMost:
+    """The mean over seeds is `value` or less."""
+
+    value: float
+
+
+Bound: TypeAlias = Within | AtLeast | AtMost
+
+
+@dataclass(frozen=True)
 class Expected:
     """A figure of a row: which one (see METRICS), what it should be, and who says so."""
 
     metric: str
-    bound: Within | AtLeast
+    bound: Bound
     source: str
 
     def __post_init__(self) -> None:
@@ -60,9 +70,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
-    """Settings that override those of the rows, and this tier's own figures by row label."""
+    """Settings that override those of the rows, and this tier's own figures by row label.
+
+    `rows` has settings for single rows, by label; they come last.
+    """
 
     settings: Settings
+    rows: Mapping[str, Settings] = field(default_factory=dict)
     expected: Mapping[str, tuple[Expected, ...]] = field(default_factory=dict)
 
 
@@ -79,7 +93,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         labels = {row.label for row in self.rows}
-        strangers = {x for tier in self.tiers.values() for x in tier.expected} - labels
+        named = {x for tier in self.tiers.values() for x in (*tier.expected, *tier.rows)}
+        strangers = named - labels
         if len(labels) < len(self.rows) or strangers:
             raise ConfigError(
                 f"recipe {self.name}: labels of rows must differ, and tiers may expect figures of "
@@ -88,7 +103,8 @@ class Recipe:
 
     def settings(self, row: Row, tier: TierName) -> dict[str, Any]:
         """Keywords of fedsieve.run for a row in a tier, without the seed."""
-        return {**row.settings, **self.tiers[tier].settings}
+        chosen = self.tiers[tier]
+        return {**row.settings, **chosen.settings, **chosen.rows.get(row.label, {})}
 
     def datasets(self, tier: TierName) -> tuple[str, ...]:
         """The data sets that a tier needs."""
@@ -147,6 +163,9 @@ METRICS: dict[str, Callable[[Summary], float | None]] = {
     "density": lambda s: s.density,
     "paper_gbit": lambda s: 8 * (s.up_paper_bytes + s.down_paper_bytes) / 1e9,
     "paper_gib": lambda s: (s.up_paper_bytes + s.down_paper_bytes) / 2**30,
+    "paper_gib_per_client": lambda s: (
+        (s.up_paper_bytes + s.down_paper_bytes) / s.num_clients / 2**30
+    ),
     "macs_per_client": lambda s: s.flops_dense / s.num_clients,
 }
 
@@ -178,10 +197,12 @@ def _word(settings: Settings, name: str) -> str:
     return str(settings.get(name, "the default"))
 
 
-def _compare(value: float, bound: Within | AtLeast) -> tuple[bool, str]:
+def _compare(value: float, bound: Bound) -> tuple[bool, str]:
     off = value - bound.value
     if isinstance(bound, AtLeast):
         return off >= 0, f"{'at least' if off >= 0 else f'{-off:.4g} below'} {bound.value:g}"
+    if isinstance(bound, AtMost):
+        return off <= 0, f"{'at most' if off <= 0 else f'{off:.4g} above'} {bound.value:g}"
     if abs(off) <= 1e-9 * abs(bound.value):
         return True, "equal"
     if abs(off) <= bound.tolerance:
