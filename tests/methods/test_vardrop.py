@@ -226,6 +226,18 @@ def test_late_gradients_arrive_within_the_bound_and_meanwhile_nothing_is_sent(tm
     assert seen == set(range(bound + 1))
 
 
+def test_what_was_due_while_a_device_was_away_is_sent_when_it_is_back():
+    job = vardrop_job(async_staleness=1)
+    method, server, states, data = federation(job)
+    _, ups = exchange(method, server, states, data, 0)
+    late = next(client for client, up in ups.items() if not up.mask)
+    down = method.broadcast(server, late, KEY)._replace(rounds=5)
+    up, after, metrics = method.client_update(down, states[late], data[late], KEY)
+    assert tree.equal(up.weights, states[late].parcel.content.weights)
+    assert not after.parcel.mask
+    assert metrics.processed == 0
+
+
 def test_asynchronous_exchange_is_decided_by_the_seed():
     settings = SETTINGS | {"method": "vardrop", "async_staleness": 2, "lr": 0.01, "rounds": 6}
     first, second = fedsieve.run(**settings), fedsieve.run(**settings)

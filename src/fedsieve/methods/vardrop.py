@@ -114,7 +114,7 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
             late = keys.generator(fold(key, "late")).integers(self.async_staleness + 1)
             arrival = down.rounds + int(late)
             model, parcel, metrics = self._work(model, down, data, key)
-        here, left = (parcel, NOTHING) if arrival == down.rounds else (NOTHING, parcel)
+        here, left = (parcel, NOTHING) if arrival <= down.rounds else (NOTHING, parcel)
         statistics = {n: model.posterior.weights[n] for n in sorted(self.task.buffers)}
         up = Up(here.mask, *here.content, statistics, data.examples, state.device)
         return up, State(model, left, arrival, state.device), metrics
