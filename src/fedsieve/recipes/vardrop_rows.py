@@ -8,7 +8,7 @@ Differs  the paper leaves T, rates and schedules open: log T = 3, Adam 1e-3 fall
          SVHN are not among our sources: their recipe needs npz files.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsieve.recipes.recipe import (
@@ -124,12 +124,12 @@ def table(
     tiers: dict[TierName, Tier] = {
         "smoke": Tier(
             settings=DIGITS,
-            rows=_lengths(rows, lambda devices: [round(e * 45 / devices) for e in (24, 6, 8)]),
+            rows=_lengths(rows, rounds=270, warmup=68, ramp=90),
             expected=_smoke_figures(rows),
         )
     }
     if small is not None:
-        lengths = _lengths(rows, lambda _: [240, 40, 40])
+        lengths = _lengths(rows, rounds=240, warmup=40, ramp=40)
         tiers["small"] = Tier(settings=SMALL, rows=lengths, expected=small)
     return Recipe(
         name=name,
@@ -141,19 +141,19 @@ def table(
     )
 
 
-def _lengths(rows: tuple[Row, ...], of: Callable[[int], list[int]]) -> dict[str, Settings]:
-    """Rounds in all, of warm-up and of ramp, for a number of devices; dense rows stay dense."""
-    found: dict[str, Settings] = {}
-    for row in rows:
-        rounds, warmup, ramp = of(row.settings["clients"])
-        warmup = rounds if _is_dense(row) else warmup
-        found[row.label] = {"rounds": rounds, "warmup": warmup, "ramp": ramp}
-    return found
+def _lengths(rows: tuple[Row, ...], rounds: int, warmup: int, ramp: int) -> dict[str, Settings]:
+    """The same for any number of devices: log alpha climbs by steps. Dense rows stay dense."""
+    return {
+        row.label: {"rounds": rounds, "warmup": rounds if _is_dense(row) else warmup, "ramp": ramp}
+        for row in rows
+    }
 
 
 def _smoke_figures(rows: tuple[Row, ...]) -> dict[str, tuple[Expected, ...]]:
     floor = Expected(
-        "global_accuracy", AtLeast(0.93), "a floor of ours: dense training comes to about 0.98"
+        "global_accuracy",
+        AtLeast(0.9),
+        "a floor of ours: chance is 0.1, dense training comes to about 0.98",
     )
     most = Expected("density", AtMost(0.4), "a bound of ours: in 140 epochs it comes to about 0.04")
     return {row.label: (floor,) if _is_dense(row) else (floor, most) for row in rows}
