@@ -245,26 +245,45 @@ def test_a_tensor_the_loss_does_not_use_stays():
     assert trained.params["unused"].tolist() == [1, 1, 1]
 
 
-def test_the_gradient_is_that_of_autograd_and_statistics_come_back():
-    start, batch = (
-        Gated(_start(), {"level": torch.ones(2), "count": torch.zeros(())}),
-        _batches(1)[0],
+def test_a_field_without_an_optimiser_stays_and_keeps_its_moments():
+    start = Gated(_start(), {"fc": torch.ones(2)})
+
+    def loss(own, batch, key):
+        return _loss(own.weights, batch) * own.thresholds["fc"].sum()
+
+    first = train(loss, start, _batches(2), (SGD(0.9), None), lr=0.1, key=KEY)
+    assert first.params.thresholds["fc"].tolist() == [1, 1]
+    assert first.moments[1] == {}
+    alone = train(
+        lambda params, batch, key: 2 * _loss(params, batch), _start(), _batches(2), SGD(0.9),
+        lr=0.1, key=KEY,
+    )  # fmt: skip
+    assert tree.equal(first.params.weights, alone.params)
+    second = train(
+        loss, first.params, _batches(1), (None, SGD(0.9)), lr=0.1, key=KEY, moments=first.moments
     )
+    assert tree.equal(second.params.weights, first.params.weights)
+    assert tree.equal(second.moments[0], first.moments[0])
+    assert int(second.moments[1]["step"]) == 1
+    moved = 1 - 0.1 * float(_loss(first.params.weights, _batches(1)[0]))
+    assert second.params.thresholds["fc"].tolist() == pytest.approx([moved] * 2)
+
+
+def test_the_gradient_is_that_of_autograd_and_statistics_come_back_as_their_change():
+    start = Gated(_start(), {"level": torch.ones(2), "count": torch.zeros(())})
+    batch = _batches(1)[0]
 
     def objective(params, batch, key):
         params.thresholds["count"].add_(1)
         return _loss(params.weights, batch) + params.thresholds["level"].square().sum()
 
-    found = gradient(objective, start, batch, key=KEY, fixed=frozenset({"count"}))
+    found, loss = gradient(objective, start, batch, key=KEY, fixed=frozenset({"count"}))
     leaves = {n: w.clone().requires_grad_() for n, w in start.weights.items()}
     expected = torch.autograd.grad(_loss(leaves, batch), list(leaves.values()))
     for name, value in zip(leaves, expected, strict=True):
-        torch.testing.assert_close(found.grads.weights[name], value)
-        assert found.grads.weights[name].is_contiguous()
-    assert found.grads.thresholds.keys() == {"level"}
-    assert found.grads.thresholds["level"].tolist() == [2.0, 2.0]
-    assert float(found.params.thresholds["count"]) == 1
+        torch.testing.assert_close(found.weights[name], value)
+        assert found.weights[name].is_contiguous()
+    assert found.thresholds["level"].tolist() == [2.0, 2.0]
+    assert float(found.thresholds["count"]) == -1
     assert float(start.thresholds["count"]) == 0
-    assert found.processed == 5
-    alone = gradient(_loss, start.weights, batch, key=KEY)
-    assert tree.equal(alone.grads, found.grads.weights)
+    assert loss == pytest.approx(float(_loss(start.weights, batch)) + 2)

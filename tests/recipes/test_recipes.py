@@ -185,7 +185,7 @@ def test_single_rows_of_a_tier_may_have_settings_of_their_own():
         assert settings["warmup"] == settings["rounds"]
         assert recipe.settings(sparse, tier)["warmup"] < settings["rounds"]
     with pytest.raises(ConfigError, match="labels of rows"):
-        dataclasses.replace(recipe, tiers={"smoke": Tier(settings={}, rows={"nobody": {}})})
+        dataclasses.replace(recipe, tiers={"smoke": Tier(settings={}, own={"nobody": {}})})
 
 
 def test_a_missing_start_is_said_before_anything_runs(tmp_path):

@@ -9,9 +9,8 @@ from torch.autograd.graph import _engine_run_backward
 
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Params
 from fedsieve.core.method import Batch
-from fedsieve.core.optimisers import Moments, Optimiser, Tensors, init_moments
+from fedsieve.core.optimisers import Moments, Stepper, Tensors, init_moments
 
 T = TypeVar("T")
 _ONE = torch.ones(())
@@ -27,19 +26,10 @@ class Trained(NamedTuple, Generic[T]):
     steps: int
 
 
-class Slope(NamedTuple, Generic[T]):
-    """Gradients of all that moves, parameters with the statistics of the pass, loss, examples."""
-
-    grads: T
-    params: T
-    loss: float
-    processed: int
-
-
 class Group(NamedTuple):
-    """Tensors that one optimiser moves."""
+    """Tensors that one optimiser moves; none of them without an optimiser."""
 
-    optimiser: Optimiser
+    optimiser: Stepper | None
     lr: float
     moments: Moments
     done: int  # steps before this call
@@ -51,7 +41,7 @@ def train(
     objective: Callable[[T, Batch, Key], Tensor],
     start: T,
     batches: Iterable[Batch],
-    optimiser: Optimiser | Sequence[Optimiser],
+    optimiser: Stepper | Sequence[Stepper | None],
     *,
     lr: float | Sequence[float],
     key: Key,
@@ -66,11 +56,11 @@ def train(
         objective: loss to minimise; it gets a key of its own at every step.
         start: a dict of tensors, or a NamedTuple of such dicts.
         batches: the mini-batches, each used once.
-        optimiser: one for all tensors, or one for each field of `start`; `lr` likewise.
-        lr: learning rate(s).
+        optimiser: one for all tensors, or one for each field of `start`; None leaves a field still.
+        lr: learning rate, or one for each field.
         key: address of this call's randomness.
         fixed: names of tensors without gradient (statistics of normalisation layers).
-        moments: what an earlier call returned, to go on with its momentum.
+        moments: what an earlier call returned, to go on with its momentum; {} starts a field anew.
         clip_norm: largest allowed norm of the whole gradient.
         project: maps the parameters back into the feasible set after every step.
     """
@@ -85,17 +75,17 @@ def train(
             if clip_norm is not None:
                 grads = _clipped(grads, clip_norm)
             at = 0
-            for group in groups:
-                if not group.params:
-                    continue
-                mine, at = grads[at : at + len(group.params)], at + len(group.params)
-                group.optimiser.step(group.params, mine, group.slots, group.done + step, group.lr)
+            for opt, rate, _, done, params, slots in groups:
+                if opt is not None:
+                    mine, at = grads[at : at + len(params)], at + len(params)
+                    opt.step(params, mine, slots, done + step, rate)
             if project is not None:
                 tree.map_leaves(lambda mine, new: mine.copy_(new), own, project(own))
         losses.append(loss.detach())
         processed += batch.y.shape[0]
     for group in groups:
-        group.moments["step"] += len(losses)
+        if group.optimiser is not None:
+            group.moments["step"] += len(losses)
     return Trained(
         params=tree.map_leaves(lambda p: p.detach().contiguous(), own),
         moments=tuple(group.moments for group in groups),
@@ -112,20 +102,25 @@ def gradient(
     *,
     key: Key,
     fixed: frozenset[str] = frozenset(),
-) -> Slope[T]:
-    """The gradient of `objective(params, batch, key)` at `at`; arguments are those of `train`."""
+) -> tuple[T, float]:
+    """The gradient of `objective(params, batch, key)` with respect to `at`, and the loss.
+
+    Tensors named in `fixed` get their change by the forward pass instead, old - new: a step of rate
+    1 along it makes them what they have become.
+    """
     own = tree.map_leaves(_working_copy, at)
     moving = _moving(own, fixed)
-    leaves = tuple(leaf.requires_grad_() for leaf in moving.values())
+    for tensor in moving.values():
+        tensor.requires_grad_()
     loss = objective(own, batch, key)
-    found = (g.contiguous() for g in _gradient(loss, leaves))
-    kind = type(at) if isinstance(at, tuple) else Params
-    return Slope(
-        grads=tree.rebuild(kind, dict(zip(moving, found, strict=True))),
-        params=tree.map_leaves(lambda p: p.detach().contiguous(), own),
-        loss=loss.item(),
-        processed=batch.y.shape[0],
-    )
+    found = dict(zip(moving, _gradient(loss, tuple(moving.values())), strict=True))
+    paths = iter(tree.flatten(own))
+
+    def part(new: Tensor, old: Tensor) -> Tensor:
+        path = next(paths)
+        return (found[path] if path in found else old - new).contiguous()
+
+    return tree.map_leaves(part, own, at), loss.item()
 
 
 def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
@@ -151,7 +146,7 @@ def _working_copy(value: Tensor) -> Tensor:
 
 def _groups(
     own: Any,
-    optimiser: Optimiser | Sequence[Optimiser],
+    optimiser: Stepper | Sequence[Stepper | None],
     lr: float | Sequence[float],
     fixed: frozenset[str],
     moments: tuple[Moments, ...],
@@ -163,18 +158,22 @@ def _groups(
     groups = []
     for index, (part, opt, rate) in enumerate(zip(parts, optimisers, rates, strict=True)):
         moving = _moving(part, fixed)
-        before = moments[index] if moments else init_moments(opt, moving)
+        before = moments[index] if moments else {}
+        if opt is None:
+            groups.append(Group(None, rate, before, 0, [], []))
+            continue
+        before = before or init_moments(opt, moving)
         held = tree.map_leaves(_working_copy, before)
         slots = [[held[f"{slot}/{path}"] for path in moving] for slot in opt.slots]
         groups.append(Group(opt, rate, held, int(held["step"]), list(moving.values()), slots))
     return groups
 
 
-def _moving(params: Any, fixed: frozenset[str]) -> Params:
-    """The tensors that have a gradient, by path."""
+def _moving(part: Any, fixed: frozenset[str]) -> dict[str, Tensor]:
+    """The tensors that get a gradient, by path."""
     return {
         path: leaf
-        for path, leaf in tree.leaves(params)
+        for path, leaf in tree.flatten(part).items()
         if isinstance(leaf, Tensor) and path.split("/")[-1] not in fixed
     }
 

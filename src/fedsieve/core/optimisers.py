@@ -10,7 +10,7 @@ the gradient.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,17 @@ from fedsieve.core.options import in_range
 Moments: TypeAlias = dict[str, Tensor]  # "slot/name" -> tensor, and "step"
 Tensors: TypeAlias = list[Tensor] | tuple[Tensor, ...]
 Slots: TypeAlias = Sequence[Tensors]  # for each slot, one tensor per parameter
+
+
+class Stepper(Protocol):
+    """What moves tensors along their gradients; see `Optimiser` for those a user may choose."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of its moments."""
+
+    def step(self, params: Tensors, grads: Tensors, slots: Slots, t: int, lr: float) -> None:
+        """Step number t, in place."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +167,27 @@ Optimiser: TypeAlias = SGD | Adam | Adamax | Adagrad | Yogi
 
 
 @dataclass(frozen=True)
+class DualAscent:
+    """Gradient ascent on the multipliers of constraints gap <= 0, whose gradients are the gaps.
+
+    A multiplier is 0 again as soon as its constraint holds (restarts, Gallego-Posada et al. 2022).
+    """
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ()
+
+    def step(self, params: Tensors, grads: Tensors, slots: Slots, t: int, lr: float) -> None:
+        for multiplier, gap in zip(params, grads, strict=True):
+            multiplier.copy_(ascend(multiplier, gap, lr))
+
+
+def ascend(multiplier: Tensor, gap: Tensor, lr: float) -> Tensor:
+    """The multiplier of the constraint gap <= 0 after one step of dual ascent with restarts."""
+    return torch.where(gap > 0, multiplier + lr * gap, 0)
+
+
+@dataclass(frozen=True)
 class Constant:
     """The rate stays as it is."""
 
@@ -227,14 +259,14 @@ class Linear:
 Schedule: TypeAlias = Constant | Exponential | Stepwise | Cosine | Linear
 
 
-def init_moments(optimiser: Optimiser, params: Params) -> Moments:
+def init_moments(optimiser: Stepper, params: Params) -> Moments:
     """Zero moments for every tensor, and the count of steps done."""
     slots = {f"{s}/{n}": torch.zeros_like(p) for s in optimiser.slots for n, p in params.items()}
     return {"step": torch.zeros((), dtype=torch.int64)} | slots
 
 
 def update(
-    optimiser: Optimiser,
+    optimiser: Stepper,
     params: Params,
     grads: Params,
     moments: Moments,

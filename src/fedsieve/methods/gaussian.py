@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsieve.core import local, optimisers, variational
 from fedsieve.core.keys import Key
-from fedsieve.core.local import Slope, Trained
+from fedsieve.core.local import Trained
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Task
 from fedsieve.core.optimisers import Adam, Constant, Moments, Optimiser, Schedule
@@ -84,8 +84,10 @@ class GaussianFit:
             return {n: torch.ones_like(lv, dtype=torch.bool) for n, lv in variances.items()}
         return variational.kept(model.posterior, self.log_threshold)
 
-    def gradient(self, model: Model, batch: Batch, bound: Bound, key: Key) -> Slope[Posterior]:
-        """Gradients of the bound at one mini-batch."""
+    def gradient(
+        self, model: Model, batch: Batch, bound: Bound, key: Key
+    ) -> tuple[Posterior, float]:
+        """Gradients of the bound at one mini-batch, what statistics lost in it, and the bound."""
         at, fixed = self._learned(model, bound.rounds), self.task.buffers
         return local.gradient(self._objective(bound), at, batch, key=key, fixed=fixed)
 
@@ -93,11 +95,12 @@ class GaussianFit:
         self, model: Model, batches: Iterable[Batch], bound: Bound, key: Key
     ) -> Trained[Posterior]:
         """Steps along the gradients of the bound at one mini-batch after the other."""
+        at = self._learned(model, bound.rounds)
         return local.train(
             self._objective(bound),
-            self._learned(model, bound.rounds),
+            at,
             batches,
-            (self.optimiser, self.optimiser),
+            (self.optimiser, self.optimiser if at.log_variance else None),
             lr=self._rates(bound.rounds),
             key=key,
             fixed=self.task.buffers,

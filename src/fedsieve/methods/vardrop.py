@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedsieve.core import keys, local, masks, tree, variational
+from fedsieve.core import keys, masks, tree, variational
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Exact, Kept, Mask, Params
 from fedsieve.core.method import Batches, Cohort, Method, Metrics, register
@@ -166,25 +166,22 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         mask, fixed = self.mask(model, down.rounds), self.task.buffers
         bound = Bound(down.rounds, down.examples, mask)
         batches = [data.draw(fold(key, "batch", step)) for step in range(self.local_steps)]
-        done: local.Slope[Posterior] | local.Trained[Posterior]
+        weights, own = model.posterior
         if self.local_steps == 1:
-            done = self.gradient(model, batches[0], bound, key)
-            sent = done.grads
+            change, loss = self.gradient(model, batches[0], bound, key)
             if not self.share_alpha:
-                model = self.descend(model, Posterior({}, sent.log_variance), down.rounds)
+                model = self.descend(model, Posterior({}, change.log_variance), down.rounds)
         else:
-            done = self.train(model, batches, bound, key)
-            (weights, own), (after, variances) = model.posterior, done.params
-            sent = Posterior(
-                {n: weights[n] - w for n, w in after.items() if n not in fixed}, variances
-            )
+            (after, variances), moments, loss, *_ = self.train(model, batches, bound, key)
+            change = Posterior(tree.subtract(weights, after), variances)
             own = own if self.share_alpha else own | variances
-            moments = done.moments[0], done.moments[1] if variances else model.moments[1]
-            model = Model(Posterior(weights, own), moments)
-        model = model.with_weights({n: done.params.weights[n] for n in fixed})
-        parcel = Parcel(mask, sent if self.share_alpha else Posterior(sent.weights, {}))
-        figures = {"train_loss": done.loss, "device_density": masks.density(mask)}
-        return model, parcel, Metrics(done.processed, figures, mask if self.clip_training else None)
+            model = Model(Posterior(weights, own), (moments[0], moments[1]))
+        model = model.with_weights({n: weights[n] - change.weights[n] for n in fixed})
+        sent = {n: x for n, x in change.weights.items() if n not in fixed}
+        parcel = Parcel(mask, Posterior(sent, change.log_variance if self.share_alpha else {}))
+        figures = {"train_loss": loss, "device_density": masks.density(mask)}
+        processed = sum(batch.y.shape[0] for batch in batches)
+        return model, parcel, Metrics(processed, figures, mask if self.clip_training else None)
 
     def _mean(self, senders: Sequence[Up], devices: int) -> Posterior:
         """Line 3: sums over devices by their number; what is absent counts as 0."""

@@ -72,12 +72,12 @@ class Row:
 class Tier:
     """Settings that override those of the rows, and this tier's own figures by row label.
 
-    `rows` has settings for single rows, by label; they come last.
+    `own` are further settings of single rows, by label too.
     """
 
     settings: Settings
-    rows: Mapping[str, Settings] = field(default_factory=dict)
     expected: Mapping[str, tuple[Expected, ...]] = field(default_factory=dict)
+    own: Mapping[str, Settings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         labels = {row.label for row in self.rows}
-        named = {x for tier in self.tiers.values() for x in (*tier.expected, *tier.rows)}
+        named = {x for tier in self.tiers.values() for x in (*tier.expected, *tier.own)}
         strangers = named - labels
         if len(labels) < len(self.rows) or strangers:
             raise ConfigError(
@@ -104,7 +104,7 @@ class Recipe:
     def settings(self, row: Row, tier: TierName) -> dict[str, Any]:
         """Keywords of fedsieve.run for a row in a tier, without the seed."""
         chosen = self.tiers[tier]
-        return {**row.settings, **chosen.settings, **chosen.rows.get(row.label, {})}
+        return {**row.settings, **chosen.settings, **chosen.own.get(row.label, {})}
 
     def datasets(self, tier: TierName) -> tuple[str, ...]:
         """The data sets that a tier needs."""

@@ -124,13 +124,13 @@ def table(
     tiers: dict[TierName, Tier] = {
         "smoke": Tier(
             settings=DIGITS,
-            rows=_lengths(rows, rounds=270, warmup=68, ramp=90),
+            own=_lengths(rows, rounds=270, warmup=68, ramp=90),
             expected=_smoke_figures(rows),
         )
     }
     if small is not None:
         lengths = _lengths(rows, rounds=240, warmup=40, ramp=40)
-        tiers["small"] = Tier(settings=SMALL, rows=lengths, expected=small)
+        tiers["small"] = Tier(settings=SMALL, own=lengths, expected=small)
     return Recipe(
         name=name,
         title=title,
