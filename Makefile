@@ -45,9 +45,10 @@ format: setup  ## put code in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## speed beside a hand-written loop (minutes; wants a quiet machine)
+bench: setup  ## speed beside a hand-written loop, and the share of a step that is not training (minutes)
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/matching.py
+	$(BIN)/python benchmarks/steps.py
 
 bench-wire: setup  ## bytes against the information limit, and coding speed (minutes)
 	$(BIN)/python benchmarks/wire.py

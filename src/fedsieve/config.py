@@ -29,6 +29,7 @@ class Config:
     method: str = "fedavg"  # see `fedsieve methods`
     dataset: str = "digits"  # see `fedsieve datasets`; npz:FILE or python:module:function
     model: str = "auto"  # see `fedsieve models`; auto fits the data
+    init_from: str | None = None  # safetensors file whose tensors the model starts from
     partition: str = "auto"  # how data is split over clients; see `fedsieve partition --help`
     input_scale: InputScale = "standard"  # images: mean 0 and deviation 1, 0..1, or 0..255
     clients: int | None = None  # how many (20; natural partitions: all there are)

@@ -18,6 +18,7 @@ from fedsieve.data.federation import Federation
 from fedsieve.data.partition import Partition, split
 from fedsieve.data.schemes import PARTITIONS, Natural
 from fedsieve.data.sources import load
+from fedsieve.models.start import started_from
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo import read_model
 
@@ -59,6 +60,8 @@ def build(
         choice = read_model(_model_choice(config, dataset))
         model_name = spell(choice)
         factory = lambda: choice.build(dataset.input_shape, dataset.num_outputs)  # noqa: E731
+    if config.init_from is not None:
+        factory = started_from(Path(config.init_from), factory)
     task = ModelTask(
         factory, dataset.kind, dataset.input_shape, is_tokens=dataset.layout == "tokens"
     )

@@ -8,7 +8,7 @@ from torch.nn.functional import conv2d, linear, mse_loss
 
 from fedsieve.core import tree
 from fedsieve.core.keys import fold, normal, uniform
-from fedsieve.core.local import train
+from fedsieve.core.local import gradient, train
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batch
 from fedsieve.core.optimisers import SGD, Adam, Adamax
@@ -267,3 +267,23 @@ def test_a_field_without_an_optimiser_stays_and_keeps_its_moments():
     assert int(second.moments[1]["step"]) == 1
     moved = 1 - 0.1 * float(_loss(first.params.weights, _batches(1)[0]))
     assert second.params.thresholds["fc"].tolist() == pytest.approx([moved] * 2)
+
+
+def test_the_gradient_is_that_of_autograd_and_statistics_come_back_as_their_change():
+    start = Gated(_start(), {"level": torch.ones(2), "count": torch.zeros(())})
+    batch = _batches(1)[0]
+
+    def objective(params, batch, key):
+        params.thresholds["count"].add_(1)
+        return _loss(params.weights, batch) + params.thresholds["level"].square().sum()
+
+    found, loss = gradient(objective, start, batch, key=KEY, fixed=frozenset({"count"}))
+    leaves = {n: w.clone().requires_grad_() for n, w in start.weights.items()}
+    expected = torch.autograd.grad(_loss(leaves, batch), list(leaves.values()))
+    for name, value in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(found.weights[name], value)
+        assert found.weights[name].is_contiguous()
+    assert found.thresholds["level"].tolist() == [2.0, 2.0]
+    assert float(found.thresholds["count"]) == -1
+    assert float(start.thresholds["count"]) == 0
+    assert loss == pytest.approx(float(_loss(start.weights, batch)) + 2)

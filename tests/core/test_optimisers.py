@@ -186,3 +186,19 @@ def test_a_schedule_is_its_formula_and_starts_at_one(schedule, formula):
 def test_settings_that_cannot_work_are_refused(make):
     with pytest.raises(ConfigError, match="must be"):
         make()
+
+
+def test_where_a_gradient_is_absent_nothing_moves_and_moments_are_forgotten():
+    optimiser, present = Adam(), torch.tensor([True, False, True])
+    params = {"w": torch.zeros(3), "b": torch.zeros(1)}
+    grads = {"w": torch.tensor([1.0, 2.0, 3.0]), "b": torch.ones(1)}
+    moved, moments = update(optimiser, params, grads, init_moments(optimiser, params), LR)
+    held = {"w": torch.where(present, grads["w"], 0), "b": grads["b"]}
+    after, later = update(optimiser, moved, held, moments, LR, {"w": present})
+    whole, _ = update(optimiser, moved, held, moments, LR)
+    assert torch.equal(after["w"][1], moved["w"][1])
+    assert not torch.equal(whole["w"][1], moved["w"][1])  # its momentum would carry it on
+    assert torch.equal(after["w"][present], whole["w"][present])
+    assert torch.equal(after["b"], whole["b"])
+    assert float(later["first/w"][1]) == float(later["second/w"][1]) == 0
+    assert float(moments["first/w"][1]) != 0

@@ -207,3 +207,16 @@ def test_gradients_of_distances_are_twice_the_difference_and_its_sign():
     (absolute,) = torch.autograd.grad(tree.l1_dist(a, b), [a["w"]])
     assert square.tolist() == [2 * (1 - 4), 0, 2 * (3 - 1)]
     assert absolute.tolist() == [-1, 0, 1]
+
+
+def test_a_sum_may_be_divided_by_a_number_of_its_own():
+    terms = [({"w": torch.tensor([2.0, 4.0])}, 1), ({}, 1), ({"w": torch.tensor([1.0, 2.0])}, 1)]
+    assert tree.weighted_mean(iter(terms), by=6)["w"].tolist() == [0.5, 1.0]
+    assert tree.weighted_mean(iter(()), by=6) == {}
+
+
+def test_leaves_that_were_checked_are_not_looked_at_again():
+    spoilt, sound = torch.tensor([1.0, float("nan")]), torch.ones(2)
+    assert not tree.is_finite({"a": spoilt, "b": sound})
+    assert tree.is_finite({"a": spoilt, "b": sound}, checked={"x": spoilt})
+    assert not tree.is_finite({"a": spoilt.clone(), "b": sound}, checked={"x": spoilt})

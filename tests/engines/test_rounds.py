@@ -15,6 +15,7 @@ from fedsieve.core.errors import ConfigError, RoundError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Count
 from fedsieve.core.method import Cohort, Method
+from fedsieve.engines import post
 from fedsieve.engines.pool import Pool
 from fedsieve.engines.post import Link, Post
 from fedsieve.engines.site import Failure, Site, Train
@@ -96,7 +97,7 @@ def test_too_few_replies_stop_the_run_and_say_why(tmp_path):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Held(FedAvg):
-    size: int = 2
+    size: int | None = 2
 
     def cohort(self, server, size, done):
         return Cohort(self.size, draw=done // 3)
@@ -118,6 +119,13 @@ def test_a_method_cannot_ask_for_more_clients_than_there_are(tmp_path):
     rounds = rounds_of(dataclasses.replace(job, method=method), tmp_path)
     with pytest.raises(ConfigError, match="cohort of 6, there are 5"):
         list(rounds.play(rounds.start()))
+
+
+def test_a_method_may_ask_for_all_clients(tmp_path):
+    job = small_job(rounds=2, cohort=3)
+    method = Held(task=job.method.task, size=None)
+    rounds = rounds_of(dataclasses.replace(job, method=method), tmp_path)
+    assert [p.row.clients for p in rounds.play(rounds.start())] == [5, 5]
 
 
 class Tick(NamedTuple):
@@ -165,12 +173,27 @@ def test_a_schema_is_announced_once_per_client(tmp_path):
 def test_equal_broadcasts_are_encoded_once():
     job = small_job()
     server = job.method.init_server(fold(0, "init"))
-    post = Post(job.method, server, fold(0, "broadcast"), "fp32", {})
-    letters = [post.letter(client, Link()) for client in range(3)]
+    office = Post(job.method, server, fold(0, "broadcast"), "fp32", {})
+    letters = [office.letter(client, Link()) for client in range(3)]
     assert letters[0] is letters[1] is letters[2]
-    told = post.letter(3, Link(down=letters[0].mark))
+    told = office.letter(3, Link(down=letters[0].mark))
     assert told.schema
     assert len(told.payload.data) < len(letters[0].payload.data)
+
+
+def test_a_mask_is_coded_once_against_one_that_all_hold(tmp_path, monkeypatch):
+    """Devices of vardrop have masks of their own, and the union they were all sent before."""
+    job = small_job(method="vardrop", log_variance=-4.0, lr=0.01, variance_lr=0.5)
+    rounds = rounds_of(job, tmp_path, eval_every=10**9)
+    calls = []
+    monkeypatch.setattr(post, "encode", lambda *args: calls.append(args) or encode(*args))
+    for played in rounds.play(rounds.start()):
+        assert len(calls) == 1
+        calls.clear()
+        own = {tuple(link.masks) for link in played.position.links.values()}
+        assert len(own) > 1 or played.row.round == 1  # all start from the same mask
+        lengths = {m.total_bytes for m in played.messages if m.direction == "down"}
+        assert len(lengths) == 1
 
 
 def test_parts_of_a_message_add_up_and_paper_bytes_are_four_per_value(tmp_path):

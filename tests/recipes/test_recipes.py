@@ -24,6 +24,7 @@ from fedsieve.recipes.recipe import (
     register,
 )
 from fedsieve.recipes.run import reproduce
+from fedsieve.recipes.sizes import GREY28, sizes
 
 TINY = {"dataset": "digits", "model": "mlp(hidden=[8])", "clients": 4, "rounds": 2}
 ACCURACY = Expected("global_accuracy", Within(0.5, 0.1), "by hand")
@@ -169,3 +170,47 @@ def test_the_full_tier_of_em_is_the_stated_setting():
         assert not em.departure(row, "full")
         assert em.datasets("small") == em.datasets("full") == ("fashion_mnist",)
     assert em.datasets("smoke") == ("digits",)
+
+
+def test_bounds_from_above_are_judged():
+    most = Expected("density", AtMost(0.05), "ours")
+    assert judge(Measured(0.05, None, 1), most).kind == "within"
+    off = judge(Measured(0.07, None, 1), most)
+    assert (off.kind, off.text) == ("off", "0.02 above 0.05")
+
+
+def test_single_rows_of_a_tier_may_have_settings_of_their_own():
+    recipe = find("vardrop_random")
+    dense, sparse, *_ = recipe.rows
+    for tier in recipe.tiers:
+        settings = recipe.settings(dense, tier)
+        assert settings["warmup"] == settings["rounds"]
+        assert recipe.settings(sparse, tier)["warmup"] < settings["rounds"]
+    with pytest.raises(ConfigError, match="labels of rows"):
+        dataclasses.replace(recipe, tiers={"smoke": Tier(settings={}, own={"nobody": {}})})
+
+
+def test_a_missing_start_is_said_before_anything_runs(tmp_path):
+    recipe = find("vardrop_shared_alpha")
+    on_digits = Tier(settings={"dataset": "digits", "model": "conv_small"})
+    with pytest.raises(ConfigError, match=r"starts from pretrained/.*safetensors, which is not"):
+        reproduce(dataclasses.replace(recipe, tiers={"full": on_digits}), "full", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_signs_and_house_numbers_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"npz:gtsrb.npz: no such file"):
+        reproduce(find("vardrop_gtsrb_svhn"), "full", tmp_path)
+
+
+def test_methods_that_count_their_own_steps_are_estimated_by_them():
+    recipe = find("vardrop_random")
+    row = recipe.rows[0]
+    one = dataclasses.replace(
+        recipe, rows=(row,), tiers={"full": Tier(settings={"eval_every": 10**9})}
+    )
+    found = estimate(one, "full")
+    forward = sizes("cifarnet", GREY28, 10).task.graph.macs
+    steps = row.settings["rounds"] * 4
+    expected = forward * (3 * steps * 128 + 10_000) / MACS_PER_SECOND + steps * STEP_SECONDS
+    assert found.core_seconds == pytest.approx(expected)

@@ -21,6 +21,7 @@ def plan(
     method: s.Method = None,
     dataset: s.Dataset = None,
     model: s.Model = None,
+    init_from: s.InitFrom = None,
     partition: s.Partition = None,
     clients: s.Clients = None,
     cohort: s.Cohort = None,
@@ -42,10 +43,10 @@ def plan(
     be like the last of them. A method whose density still falls will send less than this says.
     """
     given = {
-        "method": method, "dataset": dataset, "model": model, "partition": partition,
-        "clients": clients, "cohort": cohort, "rounds": rounds, "epochs": epochs, "steps": steps,
-        "batch_size": batch_size, "lr": lr, "seed": seed, "wire": wire, "workers": workers,
-        "data_root": data_root,
+        "method": method, "dataset": dataset, "model": model, "init_from": init_from,
+        "partition": partition, "clients": clients, "cohort": cohort, "rounds": rounds,
+        "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed,
+        "wire": wire, "workers": workers, "data_root": data_root,
     }  # fmt: skip
     with one_thread():
         job = build(make(s.collect(config, set_, given)))

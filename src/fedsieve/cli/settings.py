@@ -17,6 +17,9 @@ Dataset: TypeAlias = Annotated[
     str | None, Option(help="See `fedsieve datasets`; `npz:FILE`, `python:module:function`.")
 ]
 Model: TypeAlias = Annotated[str | None, Option(help="See `fedsieve models`.")]
+InitFrom: TypeAlias = Annotated[
+    Path | None, Option(help="Safetensors file whose tensors the model starts from.")
+]
 Partition: TypeAlias = Annotated[
     str | None, Option(help="How data is split, e.g. `dirichlet(0.5)`, `iid`, `natural`.")
 ]

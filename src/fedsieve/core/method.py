@@ -124,9 +124,9 @@ class Metrics:
 
 
 class Cohort(NamedTuple):
-    """How many clients take part, and which draw: equal `draw` numbers give the same clients."""
+    """How many clients take part (None: all), and which draw: equal numbers give the same ones."""
 
-    size: int
+    size: int | None
     draw: int
 
 
@@ -189,6 +189,14 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     def figures(self, server: Server) -> dict[str, float]:
         """Named figures of the server for the log, such as the width of a model that grows."""
         return {}
+
+    def echo(self, down: Down, server: Server) -> Server:
+        """What the server does with its own broadcast, as clients read it; only if overridden.
+
+        For servers that follow their clients' steps: on a rounding wire they must hear what clients
+        hear. The broadcast must mean the same to every client.
+        """
+        raise NotImplementedError
 
     def predict(self, deployed: Params, x: Tensor) -> Tensor:
         """Outputs of a deployed model."""

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from fedsieve.core.message import Params
+from fedsieve.core.message import Mask, Params
 from fedsieve.core.options import in_range
 
 Moments: TypeAlias = dict[str, Tensor]  # "slot/name" -> tensor, and "step"
@@ -266,11 +266,23 @@ def init_moments(optimiser: Stepper, params: Params) -> Moments:
 
 
 def update(
-    optimiser: Stepper, params: Params, grads: Params, moments: Moments, lr: float
+    optimiser: Stepper,
+    params: Params,
+    grads: Params,
+    moments: Moments,
+    lr: float,
+    present: Mask | None = None,
 ) -> tuple[Params, Moments]:
-    """One pure step: new parameters and moments, inputs untouched."""
+    """One pure step: new parameters and moments, inputs untouched.
+
+    Where a gradient is not `present`, moments become 0, so that no momentum moves the parameter on.
+    """
     fresh = {name: value.clone() for name, value in params.items()}
-    after = {name: value.clone() for name, value in moments.items()}
+    after = {slot: value.clone() for slot, value in moments.items()}
+    for slot, value in after.items():
+        name = slot.partition("/")[2]
+        if present and name in present:
+            value.mul_(present[name])
     after["step"] += 1
     slots = [[after[f"{slot}/{name}"] for name in fresh] for slot in optimiser.slots]
     gradients = [grads[name] for name in fresh]

@@ -88,9 +88,10 @@ def digest(tree: Any) -> str:
     return state.hexdigest()
 
 
-def is_finite(tree: Any) -> bool:
-    """Whether no tensor or number of the tree is NaN or infinite."""
-    return all(_is_finite(leaf) for _, leaf in leaves(tree))
+def is_finite(tree: Any, checked: Any = ()) -> bool:
+    """Whether no leaf of the tree, except for those of `checked`, is NaN or infinite."""
+    known = {id(leaf) for _, leaf in leaves(checked)}
+    return all(_is_finite(leaf) for _, leaf in leaves(tree) if id(leaf) not in known)
 
 
 def size_bytes(tree: Any) -> int:
@@ -98,8 +99,11 @@ def size_bytes(tree: Any) -> int:
     return sum(x.numel() * x.element_size() for _, x in leaves(tree) if isinstance(x, Tensor))
 
 
-def weighted_mean(pairs: Iterable[tuple[Params, float]]) -> Params:
-    """sum_k c_k x_k / sum_k c_k as a running sum: memory does not grow with the number of terms."""
+def weighted_mean(pairs: Iterable[tuple[Params, float]], by: float | None = None) -> Params:
+    """sum_k c_k x_k / sum_k c_k as a running sum: memory does not grow with the number of terms.
+
+    If `by` is given, it is what the sum is divided by. A term without tensors counts as 0.
+    """
     total, mean = 0.0, dict[str, Tensor]()
     for params, weight in pairs:
         if mean:
@@ -108,7 +112,7 @@ def weighted_mean(pairs: Iterable[tuple[Params, float]]) -> Params:
         else:
             mean = {name: value * weight for name, value in params.items()}
         total += weight
-    return {name: value.div_(total) for name, value in mean.items()}
+    return {name: value.div_(by or total) for name, value in mean.items()}
 
 
 def stack(trees: Iterable[Params]) -> Params:

@@ -42,7 +42,8 @@ class Plan:
 
     def invite(self, method: AnyMethod, server: Any, done: int, num_clients: int) -> Invited:
         """Who takes part in the round after `done` rounds."""
-        size, draw = method.cohort(server, self.cohort, done)
+        asked, draw = method.cohort(server, self.cohort, done)
+        size = num_clients if asked is None else asked
         if not 1 <= size <= num_clients:
             raise ConfigError(
                 f"the method asks for a cohort of {size}, there are {num_clients} clients."

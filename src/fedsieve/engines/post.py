@@ -8,7 +8,7 @@ from fedsieve.core.method import AnyMethod
 from fedsieve.engines.recall import MaskTable, recall, remember
 from fedsieve.engines.site import Reply
 from fedsieve.ledger.bytes import Sent
-from fedsieve.wire.codec import Bools, Coding, Known, encode, masks_of
+from fedsieve.wire.codec import Bools, Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.precision import Precision
@@ -51,9 +51,18 @@ class Post:
     """Letters of one round."""
 
     def __init__(
-        self, method: AnyMethod, server: Any, key: Key, precision: Precision, table: MaskTable
+        self,
+        method: AnyMethod,
+        server: Any,
+        key: Key,
+        precision: Precision,
+        table: MaskTable,
+        links: Iterable[Link] = (),
     ) -> None:
         self._method, self._server, self._key = method, server, key
+        # Masks that all hold are enough: one coding for all, where each one's own would need many.
+        held = [set(link.masks) for link in links]
+        self._common = set.intersection(*held) if held else set[Hash]()
         self._coding, self._table = Coding(precision, fold(key, "wire")), table
         self._last: Any = None
         self._masks: dict[Hash, Bools] = {}
@@ -69,6 +78,8 @@ class Post:
             return Letter(encode(message), 0, b"", True, frozenset(), {})  # noqa: FBT003
         schema, mark = schema_of(message)
         is_told, held = mark in link.down, link.masks if self._masks else ()
+        if self._common.issubset(held):
+            held = tuple(sorted(self._common)) or held
         if (is_told, held) not in self._letters:
             known = Known(frozenset(link.down), recall(self._table, held))
             self._letters[is_told, held] = Letter(
@@ -80,6 +91,13 @@ class Post:
                 self._masks,
             )
         return self._letters[is_told, held]
+
+    def arrived(self, client: int) -> Any:
+        """The message for `client` as it reads it: rounded where the wire rounds."""
+        if self._coding.precision == "fp32":
+            return self._method.broadcast(self._server, client, self._key)
+        whole = self.letter(client, Link())
+        return Decoder().decode(whole.payload.data, type(self._last))
 
 
 def frames_of(
@@ -128,5 +146,6 @@ def sent(
 def _is_same(a: Any, b: Any) -> bool:
     """Whether two messages share their tensors, so that their bytes must be equal."""
     return type(a) is type(b) and all(
-        x is y or (isinstance(x, int | float) and x == y) for x, y in zip(a, b, strict=True)
+        x is y or (x == y if isinstance(x, int | float) else x == {} == y)
+        for x, y in zip(a, b, strict=True)
     )

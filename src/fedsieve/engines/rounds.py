@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedsieve.core import tree
 from fedsieve.core.errors import RoundError, WireError
 from fedsieve.core.keys import fold
-from fedsieve.core.method import AnyMethod, message_types
+from fedsieve.core.method import AnyMethod, Method, message_types
 from fedsieve.data.federation import Federation
 from fedsieve.engines.account import Accepted, Exchange, account
 from fedsieve.engines.evaluate import Scores, evaluate, shares_of_cohort
@@ -82,6 +82,7 @@ class Rounds:
         self.stores, self.execute, self._on_reply = stores, execute, on_reply
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
+        self._has_echo = type(method).echo is not Method.echo
 
     def start(self) -> Position:
         """The position before the first round."""
@@ -107,12 +108,17 @@ class Rounds:
             self.method, position.server, position.done, self.federation.num_clients
         )
         key = fold(self.plan.seed, "broadcast", number)
-        post = Post(self.method, position.server, key, self.plan.precision, masks)
-        letters = {client: post.letter(client, links.get(client, Link())) for client in cohort}
+        known = {client: links.get(client, Link()) for client in cohort}
+        precision = self.plan.precision
+        post = Post(self.method, position.server, key, precision, masks, known.values())
+        letters = {client: post.letter(client, link) for client, link in known.items()}
         exchange = self._exchange(position, letters, post, spare)
         accepted, messages = exchange.accepted, exchange.messages
+        server = position.server
+        if self._has_echo:
+            server = self.method.echo(post.arrived(cohort[0]), server)
         server = self.method.server_update(
-            position.server, [a.up for a in accepted], fold(self.plan.seed, "server", number)
+            server, [a.up for a in accepted], fold(self.plan.seed, "server", number)
         )
         for reply, up in accepted:
             letter, before = letters[reply.client], links.get(reply.client, Link())

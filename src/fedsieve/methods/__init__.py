@@ -19,6 +19,7 @@ from fedsieve.methods import (
     local_only,
     pfnm,
     spafl,
+    vardrop,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "local_only",
     "pfnm",
     "spafl",
+    "vardrop",
 ]

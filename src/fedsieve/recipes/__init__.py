@@ -9,6 +9,7 @@ from fedsieve.recipes import (
     matching_rounds,
     spafl_fashion_mnist,
     spafl_tables,
+    vardrop,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "matching_rounds",
     "spafl_fashion_mnist",
     "spafl_tables",
+    "vardrop",
 ]

@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 from fedsieve.config import Config, make
+from fedsieve.core.method import method_class
 from fedsieve.job import DEFAULT_CLIENTS, DEFAULT_COHORT
 from fedsieve.recipes.recipe import Recipe, TierName
 from fedsieve.recipes.sizes import COLOUR32, GREY28, sizes
@@ -52,10 +53,12 @@ def _seconds(config: Config) -> float | None:
         return None
     shape = SHAPES[config.dataset]
     cohort, clients = config.cohort or DEFAULT_COHORT, config.clients or DEFAULT_CLIENTS
-    steps = config.steps or config.epochs * math.ceil(shape.train / clients / config.batch_size)
+    own = getattr(method_class(config.method), "local_steps", None)  # of methods that count them
+    fixed = config.steps if own is None else config.options.get("local_steps", own)
+    steps = fixed or config.epochs * math.ceil(shape.train / clients / config.batch_size)
     work = config.epochs * shape.train / clients
-    if config.steps is not None:
-        work = config.steps * config.batch_size
+    if fixed is not None:
+        work = fixed * config.batch_size
     trained = config.rounds * cohort
     evaluated = -(-config.rounds // config.eval_every) * shape.test
     forward = sizes(config.model, shape.inputs, shape.outputs).task.graph.macs

@@ -78,8 +78,8 @@ class Tier:
     """
 
     settings: Settings
-    own: Mapping[str, Settings] = field(default_factory=dict)
     expected: Mapping[str, tuple[Expected, ...]] = field(default_factory=dict)
+    own: Mapping[str, Settings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +215,7 @@ METRICS: dict[str, Callable[[Record], float | None]] = {
     "paper_mb": lambda r: _paper_bytes(r) / 1e6,
     "paper_gbit": lambda r: 8 * _paper_bytes(r) / 1e9,
     "paper_gib": lambda r: _paper_bytes(r) / 2**30,
+    "paper_gib_per_client": lambda r: _paper_bytes(r) / r.summary.num_clients / 2**30,
     "macs_per_client": lambda r: r.summary.flops_dense / r.summary.num_clients,
 }
 

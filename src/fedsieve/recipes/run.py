@@ -88,7 +88,8 @@ def reproduce(
         watch: makes the follower of a run from the run's label.
 
     Raises:
-        ConfigError: the recipe has no such tier, or a setting is wrong; before anything runs.
+        ConfigError: the recipe has no such tier, a setting is wrong or a file to start from is
+            missing; before anything runs.
         DataError: a data set is missing; before anything runs.
     """
     if tier not in recipe.tiers:
@@ -103,11 +104,16 @@ def reproduce(
         for seed in range(seeds)
         for row in recipe.rows
     }
-    for settings in jobs.values():
-        canonical(make(settings))
+    starts = {canonical(make(settings)).init_from for settings in jobs.values()}
     if any(library.find(settings, root) is None for settings in jobs.values()):
         for name in recipe.datasets(tier):
             load(name, data_root, fold(0, "dataset"))
+        for start in starts:
+            if start is not None and not Path(start).is_file():
+                raise ConfigError(
+                    f"{recipe.name}, tier {tier}, starts from {start}, which is not there: put "
+                    "trained tensors of the model into that safetensors file."
+                )
     finished = _finish(jobs, root, watch)
     records = {
         row.label: [finished[row.label, s] for s in range(seeds) if (row.label, s) in finished]

@@ -69,7 +69,9 @@ def _next(blocks: Iterator[memoryview], part: Part) -> memoryview:
 def _kept(tensor: Tensor, mask: Tensor | None) -> Array:
     # Places first: several times faster than a boolean index, in numpy as in torch.
     array = tensor.detach().numpy().reshape(-1)
-    return array if mask is None else array.take(np.flatnonzero(_spread(mask, tensor.shape)))
+    if mask is None or mask.all():
+        return array
+    return array.take(np.flatnonzero(_spread(mask, tensor.shape)))
 
 
 def _spread(mask: Tensor, shape: tuple[int, ...]) -> Bools:
@@ -90,7 +92,7 @@ def _raw_values(entry: Entry, block: memoryview, size: int) -> Array:
 
 
 def _placed(entry: Entry, values: Array, mask: Tensor | None) -> Tensor:
-    if mask is not None:
+    if mask is not None and values.size < entry.count:
         full, is_kept, at = np.zeros(entry.count, values.dtype), _spread(mask, entry.shape), 0
         for start in range(0, entry.count, _CHUNK):  # places of all at once would take 8 bytes each
             places = np.flatnonzero(is_kept[start : start + _CHUNK])

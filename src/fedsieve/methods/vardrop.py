@@ -1,0 +1,194 @@
+"""Variational dropout: weights whose noise drowns their signal are neither sent nor kept.
+
+Paper    "Efficient federated learning via variational dropout", 2018: Algorithm 1 (`share_alpha`)
+         and the variant behind its tables, in which log-variances stay on the devices.
+Symbols  theta -> weights   log sigma^2 -> log_variance   M_i -> up.mask   N -> devices
+Differs  choices the paper leaves open are in `gaussian.py`. A device that missed a round is sent
+         the model. Statistics of BatchNorm stay on devices, the server has their mean.
+         `local_steps` > 1 and `async_staleness` > 0 go beyond the paper.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from fedsieve.core import keys, masks, tree, variational
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Bits, Count, Exact, Kept, Mask, Params
+from fedsieve.core.method import Batches, Cohort, Method, Metrics, register
+from fedsieve.core.options import in_range
+from fedsieve.core.variational import Posterior
+from fedsieve.methods.gaussian import Bound, GaussianFit, Model
+
+
+class Parcel(NamedTuple):
+    """Gradients; with several local steps, lost weight and new log-variances."""
+
+    mask: Mask
+    content: Posterior
+
+
+NOTHING = Parcel({}, Posterior({}, {}))
+
+
+class Server(NamedTuple):
+    model: Model  # as all devices have it; without log-variances, unless these are shared
+    parcel: Parcel  # the last round's sum over devices by their number, where anyone sent
+    kept: Mask  # what most devices keep
+    devices: Tensor  # that took part in the last round
+    examples: int
+    rounds: int
+
+
+class State(NamedTuple):
+    model: Model
+    parcel: Parcel  # on its way
+    arrival: int  # the round in which it arrives
+    device: int
+
+
+class Down(NamedTuple):
+    mask: Bits
+    weights: Annotated[Params, Kept(where="mask")]
+    log_variance: Annotated[Params, Kept(where="mask")]
+    model: Exact  # for a device that missed a round; else empty
+    examples: Count  # 0 before the first reply
+    rounds: Count
+
+
+class Up(NamedTuple):
+    mask: Bits
+    weights: Annotated[Params, Kept(where="mask")]
+    log_variance: Annotated[Params, Kept(where="mask")]
+    statistics: Exact  # of normalisation layers
+    examples: Count
+    device: Count
+
+
+@register("vardrop")
+@dataclass(frozen=True, kw_only=True)
+class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
+    """One quantity, noise over signal, sparsifies model and traffic."""
+
+    share_alpha: bool = False  # log-variances are exchanged like weights, not each device's own
+    local_steps: int = 1  # 1: gradients are exchanged at every step; more: changes of weights
+    async_staleness: int = 0  # what a device sends takes up to so many rounds, drawn each time
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("vardrop: local_steps", self.local_steps, 1)
+        in_range("vardrop: async_staleness", self.async_staleness, 0)
+
+    def init_server(self, key: Key) -> Server:
+        model = self.start(key)
+        kept = {n: torch.ones_like(lv, dtype=torch.bool) for n, lv in model.posterior[1].items()}
+        if not self.share_alpha:
+            model = Model(model.posterior._replace(log_variance={}), (model.moments[0], {}))
+        return Server(model, NOTHING, kept, torch.zeros(0, dtype=torch.int64), 0, 0)
+
+    def init_client(self, client: int, key: Key) -> State:
+        return State(self.start(key), NOTHING, 0, client)
+
+    def cohort(self, server: Server, size: int, done: int) -> Cohort:
+        return Cohort(None, draw=0)
+
+    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+        is_behind = server.rounds > 0 and client not in server.devices
+        model = cast("Params", tree.flatten(server.model)) if is_behind else {}
+        return Down(
+            server.parcel.mask, *server.parcel.content, model, server.examples, server.rounds
+        )
+
+    def echo(self, down: Down, server: Server) -> Server:
+        return server._replace(model=self._step(server.model, down))
+
+    def client_update(
+        self, down: Down, state: State, data: Batches, key: Key
+    ) -> tuple[Up, State, Metrics]:
+        model = self._step(self._caught_up(state.model, down), down)
+        parcel, arrival, metrics = state.parcel, state.arrival, Metrics(0, {})
+        if not parcel.mask:
+            late = keys.generator(fold(key, "late")).integers(self.async_staleness + 1)
+            arrival = down.rounds + int(late)
+            model, parcel, metrics = self._work(model, down, data, key)
+        here, left = (parcel, NOTHING) if arrival <= down.rounds else (NOTHING, parcel)
+        statistics = {n: model.posterior.weights[n] for n in sorted(self.task.buffers)}
+        up = Up(here.mask, *here.content, statistics, data.examples, state.device)
+        return up, State(model, left, arrival, state.device), metrics
+
+    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
+        statistics = tree.weighted_mean((r.statistics, 1) for r in replies)
+        senders = [r for r in replies if r.mask]
+        votes = {
+            n: torch.stack([r.mask[n] for r in senders]).sum(0) for n in server.kept if senders
+        }
+        return Server(
+            model=server.model.with_weights(statistics),
+            parcel=Parcel({n: v > 0 for n, v in votes.items()}, self._mean(senders, len(replies))),
+            kept=server.kept | {n: 2 * v > len(senders) for n, v in votes.items()},
+            devices=torch.tensor([r.device for r in replies]),
+            examples=sum(r.examples for r in replies),
+            rounds=server.rounds + 1,
+        )
+
+    def deploy(self, server: Server, state: State | tuple[()]) -> Params:
+        return masks.apply(server.model.posterior.weights, server.kept)
+
+    def _caught_up(self, model: Model, down: Down) -> Model:
+        """What the others agree on, for a device that missed a round (section 5)."""
+        if not down.model:
+            return model
+        common: Model = tree.rebuild(Model, dict(down.model))
+        if self.share_alpha:
+            return common
+        moments = common.moments[0], model.moments[1]
+        return model._replace(moments=moments).with_weights(common.posterior.weights)
+
+    def _step(self, model: Model, down: Down) -> Model:
+        """Line 4 of Algorithm 1: devices and server move by what was sent back (section 4)."""
+        if self.local_steps == 1:
+            made = down.rounds - 1
+            model = self.descend(model, Posterior(down.weights, down.log_variance), made, down.mask)
+        else:
+            weights, own = model.posterior
+            new = {n: lv.where(down.mask[n], own[n]) for n, lv in down.log_variance.items()}
+            model = model._replace(posterior=Posterior(weights, own | new))
+            model = model.with_weights({n: weights[n] - x for n, x in down.weights.items()})
+        return model.afresh() if down.rounds == self.warmup else model
+
+    def _work(
+        self, model: Model, down: Down, data: Batches, key: Key
+    ) -> tuple[Model, Parcel, Metrics]:
+        """Line 1: gradients of the bound at a mini-batch, or several steps along them."""
+        mask, fixed = self.mask(model, down.rounds), self.task.buffers
+        bound = Bound(down.rounds, down.examples, mask)
+        batches = [data.draw(fold(key, "batch", step)) for step in range(self.local_steps)]
+        weights, own = model.posterior
+        if self.local_steps == 1:
+            change, loss = self.gradient(model, batches[0], bound, key)
+            if not self.share_alpha:
+                model = self.descend(model, Posterior({}, change.log_variance), down.rounds)
+        else:
+            (after, variances), moments, loss, *_ = self.train(model, batches, bound, key)
+            change = Posterior(tree.subtract(weights, after), variances)
+            own = own if self.share_alpha else own | variances
+            model = Model(Posterior(weights, own), (moments[0], moments[1]))
+        model = model.with_weights({n: weights[n] - change.weights[n] for n in fixed})
+        sent = {n: x for n, x in change.weights.items() if n not in fixed}
+        parcel = Parcel(mask, Posterior(sent, change.log_variance if self.share_alpha else {}))
+        figures = {"train_loss": loss, "device_density": masks.density(mask)}
+        processed = sum(batch.y.shape[0] for batch in batches)
+        return model, parcel, Metrics(processed, figures, mask if self.clip_training else None)
+
+    def _mean(self, senders: Sequence[Up], devices: int) -> Posterior:
+        """Line 3: sums over devices by their number; what is absent counts as 0."""
+        if senders and self.local_steps > 1 and self.share_alpha:  # precision-weighted: section 11
+            sent = [Posterior(r.weights, r.log_variance) for r in senders]
+            return variational.pool(sent, [r.mask for r in senders])
+        return Posterior(
+            tree.weighted_mean(((r.weights, 1) for r in senders), devices),
+            tree.weighted_mean(((r.log_variance, 1) for r in senders), devices),
+        )
