@@ -179,7 +179,7 @@ class Desk:
             key = fold(opened.seed, "init")
             init = partial(opened.method.init_client, key=key)
             stores = open_stores(folder, init, _RAM_BYTES)
-            self._work[job] = _Work(opened, site, stores)
+            self._work = {job: _Work(opened, site, stores)}  # one job at a time is in memory
         return self._work[job]
 
     def _state(self, work: _Work, version: int) -> tuple[Any, Params]:

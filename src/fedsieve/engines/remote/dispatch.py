@@ -95,6 +95,7 @@ class Remote:
         self._carrier, self._terms = carrier, terms
         self._node: dict[int, int] = {}  # by client
         self._greeted: dict[str, int] = {}  # nodes that owe an answer to a greeting, by message
+        self._greeted_at: dict[int, float] = {}  # and when each was last greeted
         self._refused: dict[int, float] = {}  # nodes that are no use, and when they said so
         self._silent: set[int] = set()  # clients that owe an answer
         self._round = 0
@@ -120,7 +121,8 @@ class Remote:
     def greet(self, needed: Collection[int], seconds: float) -> list[int]:
         """Make the job known to new nodes until all `needed` clients are there, or time is up.
 
-        A node that needs longer to load its data is heard the next time.
+        A node that needs longer to load its data is heard the next time, one that does not answer
+        for a minute is greeted again: a node that falls out of a run may lose a message.
 
         Returns:
             The clients that have a node.
@@ -143,7 +145,10 @@ class Remote:
         """Greet whoever was not greeted yet, and hear who answers."""
         call = Call(self._terms.job, self._terms.session, 0, -1, self._terms.hello)
         parcel = seal(call, self._terms.key)
-        fresh = sorted(strangers - set(self._greeted.values()))
+        now = time.monotonic()
+        recent = {n for n, when in self._greeted_at.items() if now - when < _AGAIN_SECONDS}
+        fresh = sorted(strangers - recent)
+        self._greeted_at |= dict.fromkeys(fresh, now)
         try:
             if fresh:
                 parcels = dict.fromkeys(fresh, parcel)
@@ -152,6 +157,7 @@ class Remote:
             arrived = self._carrier.pull(list(self._greeted)) if self._greeted else []
         except LostError:
             self._greeted.clear()
+            self._greeted_at.clear()
             return
         for message, answered, error in arrived:
             node = self._greeted.pop(message)
