@@ -3,7 +3,7 @@
     python benchmarks/many_clients.py [--rounds 60]
 
 SpaFL keeps a LeNet-5 and its momentum (3.4 MB) on every client. Two federations over Fashion-MNIST,
-100 and 10,000 clients, 10 a round, every client doing the same 30 steps of 6 examples; client
+100 and 10,000 clients, 10 a round, every client doing the same 10 steps of 6 examples; client
 states may take 1 GB of memory, the others lie on disk.
 """
 
@@ -27,7 +27,7 @@ SETTINGS = {
     "partition": "iid",
     "input_scale": "raw255",
     "cohort": 10,
-    "steps": 30,
+    "steps": 10,
     "batch_size": 6,
     "lr": 0.001,
     "state_ram_mb": 1000,

@@ -30,7 +30,7 @@ def main() -> None:
     checkpoint = max(p for p in (run / "checkpoints").iterdir() if p.name.isdigit())
     saved = msgspec.msgpack.decode((checkpoint / "position.msgpack").read_bytes(), type=Saved)
     server: Server = blob.read(Server, checkpoint / "server.safetensors")
-    right, count, pruned = torch.zeros(3, outputs)
+    answers, pruned = torch.zeros(outputs, outputs), torch.zeros(outputs)
     personal = []
     for client, version in saved.versions["states"].items():
         path = run / "clients" / "states" / f"{int(client):07d}-{version:07d}.safetensors"
@@ -38,20 +38,23 @@ def main() -> None:
         model = method.deploy(server, state)
         assert model is not None
         pruned += (model[LAST].abs().sum(1) == 0).float()
-        hits, classes = [], []
+        own = torch.zeros(outputs, outputs)
         for batch in job.federation.scored_batches(int(client)):
-            hits.append((method.predict(model, batch.x).argmax(1) == batch.y).float())
-            classes.append(batch.y)
-        hit, y = torch.cat(hits), torch.cat(classes)
-        right.index_add_(0, y, hit)
-        count.index_add_(0, y, torch.ones(len(y)))
-        personal.append(float(hit.mean()))
+            said = method.predict(model, batch.x).argmax(1)
+            own.index_put_((batch.y, said), torch.ones(len(said)), accumulate=True)
+        answers += own
+        personal.append(float(own.diagonal().sum() / own.sum()))
     print(f"round {saved.done}: personal accuracy {sum(personal) / len(personal):.4f} "
           f"of {len(personal)} clients that have trained")  # fmt: skip
-    print("| class | server's threshold | pruned on | accuracy |\n|---|---|---|---|")
+    share = 100 * answers / answers.sum(1, keepdim=True)
+    print("| class | server's threshold | pruned on | right | most frequent other answer |")
+    print("|---|---|---|---|---|")
     for k in range(outputs):
+        others = share[k].clone()
+        others[k] = -1
+        wrong = int(others.argmax())
         print(f"| {k} | {server.thresholds[LAST][k]:.3f} | {pruned[k]:.0f} clients | "
-              f"{100 * right[k] / count[k]:.1f} % |")  # fmt: skip
+              f"{share[k, k]:.1f} % | {wrong} ({others[wrong]:.1f} %) |")  # fmt: skip
 
 
 if __name__ == "__main__":
