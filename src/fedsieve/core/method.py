@@ -123,6 +123,14 @@ class Cohort(NamedTuple):
     draw: int
 
 
+class Load(NamedTuple):
+    """True bytes of all messages between the server and a round's cohort of `clients`."""
+
+    clients: int
+    up_bytes: int
+    down_bytes: int
+
+
 Server = TypeVar("Server")
 State = TypeVar("State")
 Down = TypeVar("Down")
@@ -172,6 +180,14 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     def observe(self, down: Down, state: State) -> State:
         """What a client outside the cohort does with the broadcast; asked only if overridden."""
         raise NotImplementedError
+
+    def charge(self, server: Server, load: Load) -> Server:
+        """The server once it knows what the round cost; `server_update` follows."""
+        return server
+
+    def open_gates(self, server: Server) -> Params | None:
+        """Gates in [0, 1] whose pattern a report follows over rounds; None: the model's support."""
+        return None
 
     def predict(self, deployed: Params, x: Tensor) -> Tensor:
         """Outputs of a deployed model."""

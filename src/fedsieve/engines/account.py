@@ -3,7 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from fedsieve.core.method import AnyMethod
+from fedsieve.core.method import AnyMethod, Load
 from fedsieve.engines.evaluate import Scores
 from fedsieve.engines.site import Failure, Reply
 from fedsieve.ledger.bytes import Sent, total
@@ -30,6 +30,12 @@ class Share(NamedTuple):
 
     density: float
     size: int
+
+
+def load_of(clients: int, messages: list[Sent]) -> Load:
+    """What the messages of a round weigh."""
+    up, down = total(messages, "up"), total(messages, "down")
+    return Load(clients, up.total_bytes, down.total_bytes)
 
 
 def account(

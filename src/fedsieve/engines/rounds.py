@@ -11,7 +11,7 @@ from fedsieve.core.errors import ConfigError, RoundError, WireError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import AnyMethod, Method, message_types
 from fedsieve.data.federation import Federation
-from fedsieve.engines.account import Accepted, Exchange, account
+from fedsieve.engines.account import Accepted, Exchange, account, load_of
 from fedsieve.engines.evaluate import Scores, evaluate
 from fedsieve.engines.post import Letter, Link, Links, Post, frames_of, sent
 from fedsieve.engines.recall import MaskTable, recall, remember
@@ -112,8 +112,9 @@ class Rounds:
         post = Post(self.method, position.server, key, self.plan.precision, masks)
         letters = {client: post.letter(client, links.get(client, Link())) for client in cohort}
         accepted, failures, messages = self._exchange(position, letters, post)
+        server = self.method.charge(position.server, load_of(len(cohort), messages))
         server = self.method.server_update(
-            position.server, [a.up for a in accepted], fold(self.plan.seed, "server", number)
+            server, [a.up for a in accepted], fold(self.plan.seed, "server", number)
         )
         for reply, up in accepted:
             letter, before = letters[reply.client], links.get(reply.client, Link())

@@ -27,7 +27,6 @@ class FedAvgPrune(FedAvg):
         in_range("target_density", self.target_density, 0, 1, above=True)
 
     def deploy(self, server: Server, state: tuple[()]) -> Params:
-        names = self.task.graph.maskable
-        size = sum(server.weights[n].numel() for n in names)
-        kept = masks.count_at(self.target_density, size)
-        return masks.apply(server.weights, masks.top_k(server.weights, names, kept))
+        graph = self.task.graph
+        kept = masks.count_at(self.target_density, graph.maskable_size)
+        return masks.apply(server.weights, masks.top_k(server.weights, graph.maskable, kept))
