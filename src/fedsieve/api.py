@@ -167,9 +167,11 @@ def one_thread() -> Iterator[None]:
 
 
 def _keep_support(job: Job, played: Played, folder: RunFolder) -> None:
-    model = job.method.deploy(played.position.server, ())
+    server = played.position.server
+    model = job.method.deploy(server, ())
     if played.evaluation is not None and model is not None and played.row.density < 1:
-        folder.keep_support(played.row.round, masks.nonzero(model, job.method.task.graph.maskable))
+        support = masks.nonzero(model, job.method.task.graph.maskable)
+        folder.keep_support(played.row.round, job.method.open_gates(server) or support)
 
 
 def _scratch() -> "tempfile.TemporaryDirectory[str]":

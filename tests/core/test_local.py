@@ -287,3 +287,40 @@ def test_the_gradient_is_that_of_autograd_and_statistics_come_back_as_their_chan
     assert float(found.thresholds["count"]) == -1
     assert float(start.thresholds["count"]) == 0
     assert loss == pytest.approx(float(_loss(start.weights, batch)) + 2)
+
+
+def test_gradient_is_autograds_and_statistics_get_their_change():
+    """A step of rate 1 along a fixed tensor's entry makes it what the forward pass made of it."""
+    start = Gated(
+        {"w": normal(fold(KEY, "w"), (3,)), "mean": torch.ones(())}, {"t": torch.zeros(3)}
+    )
+    batch = Batch(normal(fold(KEY, "x"), (4, 3)), torch.zeros(4))
+
+    def objective(at, batch, key):
+        at.weights["mean"].mul_(0.25)
+        return (batch.x @ (at.weights["w"] + at.thresholds["t"].exp())).square().mean()
+
+    before = tree.clone(start)
+    grads, loss = gradient(objective, start, batch, key=KEY, fixed=frozenset({"mean"}))
+    w, t = start.weights["w"].clone().requires_grad_(), torch.zeros(3, requires_grad=True)
+    direct = (batch.x @ (w + t.exp())).square().mean()
+    direct.backward()
+    assert loss == pytest.approx(direct.item())
+    torch.testing.assert_close(grads.weights["w"], w.grad)
+    torch.testing.assert_close(grads.thresholds["t"], t.grad)
+    assert grads.weights["mean"] == 0.75
+    assert tree.equal(start, before)
+
+
+def test_each_field_is_clipped_by_its_own_norm():
+    start = Gated({"w": torch.zeros(2)}, {"t": torch.zeros(2)})
+
+    def objective(at, batch, key):
+        return 3 * at.weights["w"][0] + 4 * at.weights["w"][1] + 7 * at.thresholds["t"][0]
+
+    batches = [Batch(torch.zeros(1), torch.zeros(1))]
+    trained = train(
+        objective, start, batches, (SGD(), SGD()), lr=1.0, key=KEY, clip_norm=(1.0, None)
+    )
+    torch.testing.assert_close(trained.params.weights["w"], torch.tensor([-0.6, -0.8]))
+    torch.testing.assert_close(trained.params.thresholds["t"], torch.tensor([-7.0, 0.0]))

@@ -5,6 +5,8 @@ import gzip
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
+from sklearn.utils import Bunch
 
 from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.core.keys import Key
@@ -330,3 +332,25 @@ def test_a_function_of_ones_own_is_called(tmp_path, monkeypatch):
     for spec in ("python:own_data:absent", "python:no_such_module:f", "python:own_data"):
         with pytest.raises(ConfigError, match="python:"):
             sources.load(spec, None, KEY)
+
+
+def test_rcv1_takes_the_most_frequent_topics_of_scikit_learns_files(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    stories = {"train": 6, "test": 4}
+    topics = {s: (rng.random((n, 103)) < 0.1).astype(np.uint8) for s, n in stories.items()}
+    topics["train"][:, [7, 50]] = 1  # the most frequent two
+
+    def fetch(*, data_home, subset, download_if_missing):
+        assert data_home == tmp_path
+        assert not download_if_missing
+        data = sparse.csr_matrix(np.full((stories[subset], 47236), 0.5, np.float64))
+        return Bunch(data=data, target=sparse.csr_matrix(topics[subset]))
+
+    monkeypatch.setattr("fedsieve.data.texts.fetch_rcv1", fetch)
+    (tmp_path / "RCV1").mkdir()
+    for part in ("samples", "sample_topics", "sample_id", "topics_names"):
+        (tmp_path / "RCV1" / f"{part}_py3.pkl").touch()
+    data = sources.load("rcv1(rows=5, test_rows=3, labels=2)", tmp_path, KEY)
+    assert data.x.shape == (5, 47236)
+    assert data.y.tolist() == [[1, 1]] * 5
+    assert data.y_test.tolist() == topics["test"][:3, [7, 50]].tolist()

@@ -263,6 +263,20 @@ def test_micro_f1_and_loss_are_those_of_an_independent_implementation():
     assert task.loss(params, Batch(x, y), Key(0)).item() == pytest.approx(direct.item(), rel=1e-5)
 
 
+def test_a_logistic_unit_is_scored_by_accuracy():
+    task = linear_task("binary", 1)
+    params, x = task.init_params(Key(0)), batch(50).x
+    y = (x[:, 0] > 0).long()
+    outputs = task.predict(params, x)
+    assert outputs.shape == (50,)
+    tally = task.tally(outputs, y)
+    prob = outputs.double().sigmoid()
+    assert task.score(tally) == pytest.approx(accuracy_score(y, prob > 0.5))
+    expected = log_loss(y, prob)
+    assert task.mean_loss(tally) == pytest.approx(expected, rel=1e-6)
+    assert task.loss(params, Batch(x, y), Key(0)).item() == pytest.approx(expected, rel=1e-5)
+
+
 def test_r2_and_squared_error_are_those_of_an_independent_implementation():
     task = linear_task("values", 1)
     params, x = task.init_params(Key(0)), batch(50).x

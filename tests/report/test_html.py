@@ -7,11 +7,13 @@ import shutil
 import numpy as np
 import pytest
 import tomli_w
+import torch
 
 import fedsieve
 from fedsieve.cli.app import main
 from fedsieve.config import make, read_toml
 from fedsieve.core.errors import ConfigError, DataError
+from fedsieve.engines.folder import RunFolder
 from fedsieve.job import split_data
 from fedsieve.report import figures, page, svg
 from fedsieve.report.checks import warnings
@@ -140,6 +142,17 @@ def test_overlap_is_intersection_over_union(runs, elements):
     assert direct[0][1] < 1
     shown = [a for a in elements.having("data-words") if "overlap" in a["data-words"]]
     assert [json.loads(a["data-values"]) for a in shown] == [direct]
+
+
+def test_overlap_of_gates_is_the_soft_iou(tmp_path):
+    gates = [torch.tensor([0.2, 1.0, 0.0]), torch.tensor([0.6, 0.4, 0.0])]
+    folder = RunFolder(tmp_path)
+    for number, gate in enumerate(gates, 1):
+        folder.keep_support(number, {"a": gate[:2], "b": gate[2:]})
+    rounds, matrix = figures.overlap(tmp_path)
+    assert rounds == [1, 2]
+    assert matrix[0][0] == matrix[1][1] == 1
+    assert matrix[0][1] == pytest.approx((0.2 + 0.4) / (0.6 + 1.0))  # all are whole 255ths
 
 
 def test_the_partition_is_drawn_once_for_equal_splits(elements):

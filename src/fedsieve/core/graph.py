@@ -6,6 +6,7 @@ channel i. With it "neuron", "filter" and "row" mean the same to every method, t
 and to compaction.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -64,6 +65,11 @@ class LayerGraph:
     def maskable(self) -> tuple[str, ...]:
         """Weight tensors a mask may cover: linear, convolution and LSTM weights."""
         return tuple(x.weight for x in self.layers if x.kind != "embedding")
+
+    @cached_property
+    def maskable_size(self) -> int:
+        """How many weights a mask may cover."""
+        return sum(math.prod(x.shape) for x in self.layers if x.kind != "embedding")
 
     @cached_property
     def macs(self) -> int:

@@ -31,6 +31,7 @@ class Group(NamedTuple):
 
     optimiser: Stepper | None
     lr: float
+    clip_norm: float | None
     moments: Moments
     done: int  # steps before this call
     params: list[Tensor]
@@ -47,7 +48,7 @@ def train(
     key: Key,
     fixed: frozenset[str] = frozenset(),
     moments: tuple[Moments, ...] = (),
-    clip_norm: float | None = None,
+    clip_norm: float | Sequence[float | None] | None = None,
     project: Callable[[T], T] | None = None,
 ) -> Trained[T]:
     """Descend `objective(params, batch, key)` over the batches from `start`.
@@ -61,23 +62,24 @@ def train(
         key: address of this call's randomness.
         fixed: names of tensors without gradient (statistics of normalisation layers).
         moments: what an earlier call returned, to go on with its momentum; {} starts a field anew.
-        clip_norm: largest allowed norm of the whole gradient.
+        clip_norm: largest allowed norm of the whole gradient, or of that of each field.
         project: maps the parameters back into the feasible set after every step.
     """
     own = tree.map_leaves(_working_copy, start)
-    groups = _groups(own, optimiser, lr, fixed, moments)
+    groups = _groups(own, optimiser, lr, clip_norm, fixed, moments)
     moving = tuple(p.requires_grad_() for group in groups for p in group.params)
     losses, processed = [], 0
     for step, batch in enumerate(batches, 1):
         loss = objective(own, batch, fold(key, step))
         grads = _gradient(loss, moving)
         with torch.no_grad():
-            if clip_norm is not None:
+            if isinstance(clip_norm, float | int):
                 grads = _clipped(grads, clip_norm)
             at = 0
-            for opt, rate, _, done, params, slots in groups:
+            for opt, rate, limit, _, done, params, slots in groups:
                 if opt is not None:
                     mine, at = grads[at : at + len(params)], at + len(params)
+                    mine = mine if limit is None else _clipped(mine, limit)
                     opt.step(params, mine, slots, done + step, rate)
             if project is not None:
                 tree.map_leaves(lambda mine, new: mine.copy_(new), own, project(own))
@@ -148,6 +150,7 @@ def _groups(
     own: Any,
     optimiser: Stepper | Sequence[Stepper | None],
     lr: float | Sequence[float],
+    clip_norm: float | Sequence[float | None] | None,
     fixed: frozenset[str],
     moments: tuple[Moments, ...],
 ) -> list[Group]:
@@ -155,17 +158,21 @@ def _groups(
     parts = list(own) if several else [own]
     optimisers = list(optimiser) if isinstance(optimiser, Sequence) else [optimiser]
     rates = list(lr) if isinstance(lr, Sequence) else [lr] * len(parts)
+    limits = list(clip_norm) if isinstance(clip_norm, Sequence) else [None] * len(parts)
+    columns = zip(parts, optimisers, rates, limits, strict=True)
     groups = []
-    for index, (part, opt, rate) in enumerate(zip(parts, optimisers, rates, strict=True)):
+    for index, (part, opt, rate, limit) in enumerate(columns):
         moving = _moving(part, fixed)
         before = moments[index] if moments else {}
         if opt is None:
-            groups.append(Group(None, rate, before, 0, [], []))
+            groups.append(Group(None, rate, None, before, 0, [], []))
             continue
         before = before or init_moments(opt, moving)
         held = tree.map_leaves(_working_copy, before)
         slots = [[held[f"{slot}/{path}"] for path in moving] for slot in opt.slots]
-        groups.append(Group(opt, rate, held, int(held["step"]), list(moving.values()), slots))
+        groups.append(
+            Group(opt, rate, limit, held, int(held["step"]), list(moving.values()), slots)
+        )
     return groups
 
 

@@ -130,6 +130,14 @@ class Cohort(NamedTuple):
     draw: int
 
 
+class Load(NamedTuple):
+    """True bytes of all messages between the server and a round's cohort of `clients`."""
+
+    clients: int
+    up_bytes: int
+    down_bytes: int
+
+
 Server = TypeVar("Server")
 State = TypeVar("State")
 Down = TypeVar("Down")
@@ -197,6 +205,14 @@ class Method(ABC, Generic[Server, State, Down, Up]):
         hear. The broadcast must mean the same to every client.
         """
         raise NotImplementedError
+
+    def charge(self, server: Server, load: Load) -> Server:
+        """The server once it knows what the round cost; `server_update` follows."""
+        return server
+
+    def open_gates(self, server: Server) -> Params | None:
+        """Gates in [0, 1] whose pattern a report follows over rounds; None: the model's support."""
+        return None
 
     def predict(self, deployed: Params, x: Tensor) -> Tensor:
         """Outputs of a deployed model."""

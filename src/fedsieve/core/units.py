@@ -4,6 +4,7 @@ Gates, their logits and the choice of those kept are dicts of tensors: one entry
 weight tensor (Weights), or one for each space of channels that can be cut (Channels).
 """
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,7 +32,7 @@ class Weights:
     def density(self, graph: LayerGraph, prob: Params) -> Tensor:
         """The expected share of maskable weights kept, if gates are open with these chances."""
         sums = [p.sum() for p in prob.values()]
-        return (sums[0] if len(sums) == 1 else torch.stack(sums).sum()) / _size(graph)
+        return (sums[0] if len(sums) == 1 else torch.stack(sums).sum()) / graph.maskable_size
 
     def choose(self, graph: LayerGraph, effective: Params, kept: int) -> Mask:
         """The gates to keep, so that `kept` weights remain: those of the largest weights."""
@@ -77,7 +78,7 @@ class Channels:
             weights * share.get(layer.target, one) * share.get(_source(layer), one)
             for layer, weights in _layers(graph)
         ]
-        return torch.stack(sums).sum() / _size(graph)
+        return torch.stack(sums).sum() / graph.maskable_size
 
     def choose(self, graph: LayerGraph, effective: Params, kept: int) -> Mask:
         """As many of the strongest channels as fit; of every space at least the strongest."""
@@ -112,7 +113,7 @@ class Channels:
 
     def _remaining(self, graph: LayerGraph, chosen: Mask) -> int:
         share = {name: c.double() for name, c in chosen.items()}
-        return round(self.density(graph, share).item() * _size(graph))
+        return round(self.density(graph, share).item() * graph.maskable_size)
 
 
 Units: TypeAlias = Weights | Channels
@@ -120,11 +121,7 @@ Units: TypeAlias = Weights | Channels
 
 def _layers(graph: LayerGraph) -> list[tuple[Layer, int]]:
     """Layers with a maskable weight, and its size."""
-    return [(x, torch.Size(x.shape).numel()) for x in graph.layers if x.weight in graph.maskable]
-
-
-def _size(graph: LayerGraph) -> int:
-    return sum(weights for _, weights in _layers(graph))
+    return [(x, math.prod(x.shape)) for x in graph.layers if x.weight in graph.maskable]
 
 
 def _cuttable(graph: LayerGraph) -> list[Space]:

@@ -28,7 +28,7 @@ from fedsieve.data.images import (
     QmnistWriters,
 )
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.data.texts import Delicious, Rcv1Small, Shakespeare
+from fedsieve.data.texts import Delicious, Rcv1, Rcv1Small, Shakespeare
 
 FILE_SOURCES: tuple[type[FileSource], ...] = (
     Mnist,
@@ -41,6 +41,7 @@ FILE_SOURCES: tuple[type[FileSource], ...] = (
     Shakespeare,
     Delicious,
     Rcv1Small,
+    Rcv1,
 )
 Source: TypeAlias = Digits | Synthetic | Elsewhere | FileSource
 LISTED: tuple[type[Digits | Synthetic | FileSource], ...] = (Digits, Synthetic, *FILE_SOURCES)

@@ -4,6 +4,7 @@ import math
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fedsieve.core.method import Load
 from fedsieve.engines.evaluate import Scores, Shares
 from fedsieve.engines.site import Failure, Reply, Share
 from fedsieve.ledger.bytes import Sent, total
@@ -25,6 +26,12 @@ class Exchange(NamedTuple):
     messages: list[Sent]
     spare: int = 0  # how many were invited beyond the cohort
     late: list[int] = []  # noqa: RUF012 - never changed; invited, and not waited for
+
+
+def load_of(clients: int, messages: list[Sent]) -> Load:
+    """What the messages of a round weigh."""
+    up, down = total(messages, "up"), total(messages, "down")
+    return Load(clients, up.total_bytes, down.total_bytes)
 
 
 def account(

@@ -3,7 +3,7 @@
     config.toml  rounds.jsonl  evaluations.jsonl  messages.jsonl  result.json  model.safetensors
     checkpoints/0000010/{server.safetensors,position.msgpack}
     clients/{states,residuals}/<client>-<round>.safetensors
-    messages/<round>-<client>-{up,down}.frame  supports/<round>.bits
+    messages/<round>-<client>-{up,down}.frame  supports/<round>.{bits,gates}
 
 Everything in it is there whole or not at all: a run that is killed goes on from its last
 checkpoint, and rows written after it are cut off and written again.
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from fedsieve.core.errors import ResumeError
-from fedsieve.core.message import Mask
+from fedsieve.core.message import Mask, Params
 from fedsieve.engines import blob
 from fedsieve.engines.post import Link, Links
 from fedsieve.engines.recall import Packed
@@ -81,12 +81,18 @@ class RunFolder:
         self._add("evaluations.jsonl", [played.evaluation] if played.evaluation else [])
         self._add("rounds.jsonl", [played.row])
 
-    def keep_support(self, number: int, mask: Mask) -> None:
-        """Keep where the global model is not 0; of many rounds, evenly spread ones."""
+    def keep_support(self, number: int, gates: Mask | Params) -> None:
+        """Keep where the global model is not 0, or its gates in steps of 1/255.
+
+        Of many rounds, evenly spread ones.
+        """
         self.supports.mkdir(exist_ok=True)
-        flat = np.concatenate([m.numpy().reshape(-1) for m in mask.values()])
-        blob.write(self.supports / f"{number:07d}.bits", np.packbits(flat).tobytes())
-        kept = sorted(self.supports.glob("*.bits"))
+        flat = np.concatenate([g.numpy().reshape(-1) for g in gates.values()])
+        is_mask = flat.dtype == np.bool_
+        data = np.packbits(flat) if is_mask else np.rint(flat * 255).astype(np.uint8)
+        name = f"{number:07d}.{'bits' if is_mask else 'gates'}"
+        blob.write(self.supports / name, data.tobytes())
+        kept = kept_supports(self.path)
         if len(kept) > MOST_SUPPORTS:
             for path in kept[1::2]:
                 path.unlink()
@@ -200,7 +206,7 @@ class RunFolder:
     def _cut(self, done: int) -> list[Row]:
         """Drop rows and messages after round `done`, and a line that was cut off by a crash."""
         rows = []
-        for path in self.supports.glob("*.bits"):
+        for path in kept_supports(self.path):
             if int(path.stem) > done:
                 path.unlink()
         for name in ("rounds.jsonl", "messages.jsonl", "evaluations.jsonl"):
@@ -211,6 +217,12 @@ class RunFolder:
             if name == "rounds.jsonl":
                 rows = [msgspec.json.decode(line, type=Row) for line in kept]
         return rows
+
+
+def kept_supports(run: Path) -> list[Path]:
+    """The files of supports (bits) and gates in a run folder, by round."""
+    found = (run / "supports").glob("*")
+    return sorted(path for path in found if path.suffix in {".bits", ".gates"})
 
 
 def _versions(saved: Saved, store: str) -> dict[int, int]:

@@ -11,7 +11,7 @@ from fedsieve.core.errors import RoundError, WireError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import AnyMethod, Method, message_types
 from fedsieve.data.federation import Federation
-from fedsieve.engines.account import Accepted, Exchange, account
+from fedsieve.engines.account import Accepted, Exchange, account, load_of
 from fedsieve.engines.evaluate import Scores, evaluate, shares_of_cohort
 from fedsieve.engines.plan import Plan
 from fedsieve.engines.post import Letter, Link, Links, Post, frames_of, sent
@@ -114,7 +114,7 @@ class Rounds:
         letters = {client: post.letter(client, link) for client, link in known.items()}
         exchange = self._exchange(position, letters, post, spare)
         accepted, messages = exchange.accepted, exchange.messages
-        server = position.server
+        server = self.method.charge(position.server, load_of(len(cohort), messages))
         if self._has_echo:
             server = self.method.echo(post.arrived(cohort[0]), server)
         server = self.method.server_update(

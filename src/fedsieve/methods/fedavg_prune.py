@@ -30,6 +30,6 @@ class FedAvgPrune(FedAvg):
         weights = super().deploy(server, state)
         if weights is None:
             return None
-        names = self.task.graph.maskable
-        kept = masks.count_at(self.target_density, sum(weights[n].numel() for n in names))
-        return masks.apply(weights, masks.top_k(weights, names, kept))
+        graph = self.task.graph
+        kept = masks.count_at(self.target_density, graph.maskable_size)
+        return masks.apply(weights, masks.top_k(weights, graph.maskable, kept))

@@ -99,7 +99,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     def _threshold(self, weights: Params) -> Params:
         """H_m: all but the m largest maskable weights become 0."""
         names = self.task.graph.maskable
-        kept = masks.count_at(self.target_density, sum(weights[n].numel() for n in names))
+        kept = masks.count_at(self.target_density, self.task.graph.maskable_size)
         return masks.apply(weights, masks.top_k(weights, names, kept))
 
     def _support(self, weights: Params) -> dict[str, torch.Tensor]:

@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsieve.core import local, masks, tree
+from fedsieve.core import local, tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Count, Dense, Params
+from fedsieve.core.message import Count, Dense, Mask, Params
 from fedsieve.core.method import Batch, Batches, Cohort, Method, Metrics, register
 from fedsieve.core.optimisers import ascend
 from fedsieve.core.options import in_range
@@ -52,7 +52,8 @@ class Flops(Gated, Method[Server, tuple[()], Down, Up]):
     start_open: float = 0.95  # initial gates have logit log(start_open / (1 - start_open))
     hold: int = 20  # n(B): steps with one cohort
     scale_from: int = 25  # the cohort after which gate logits are first scaled
-    scale_rate: float = 0.3  # r: by how much scaling opens kept gates and closes others
+    scale_rate: float = 0.3  # r: by how much scaling raises the logits of kept gates
+    closing: float = 1.0  # share of r by which it lowers the others; 1 in the paper
     lr: float = 0.1  # eta_w, of weights
     weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
 
@@ -82,7 +83,7 @@ class Flops(Gated, Method[Server, tuple[()], Down, Up]):
 
         batch = data.draw(fold(key, "batch"))
         grads, loss = local.gradient(objective, down, batch, key=key, fixed=self.task.buffers)
-        density = self.gap(down.gate_logits).item() + self.target_density
+        density = self.density(down.gate_logits).item()
         metrics = Metrics(len(batch.y), {"train_loss": loss, "expected_density": density})
         return Up(grads.weights, grads.gate_logits, data.examples), state, metrics
 
@@ -92,20 +93,27 @@ class Flops(Gated, Method[Server, tuple[()], Down, Up]):
         open_ = tree.weighted_mean((r.gate_logits, c) for r, c in zip(replies, shares, strict=True))
         rates = {n: 1.0 if n in self.task.buffers else self.lr for n in step}
         weights = {n: w - rates[n] * step[n] for n, w in server.weights.items()}
-        gap, slopes = self.slope(server.gate_logits)
+        density, slopes = self.slope(server.gate_logits)
         logits = self.clamp(
             {
                 n: a - self.gate_lr * (open_[n] + server.price * slopes[n])
                 for n, a in server.gate_logits.items()
             }
         )
-        price = ascend(server.price, gap, self.dual_lr)
+        price = ascend(server.price, density - self.target_density, self.dual_lr)
         cohorts, is_over = divmod(server.steps + 1, self.hold)
         if not is_over and cohorts >= self.scale_from:
-            kept = self.keep(self.effective(weights, self.closed_form(logits)))
-            logits = self.scale(logits, kept, self.scale_rate)
+            logits = self.scale(logits, self._kept(weights, logits))
         return Server(weights, logits, price, server.steps + 1)
 
+    def open_gates(self, server: Server) -> Params:
+        return self.closed_form(server.gate_logits)
+
     def deploy(self, server: Server, state: tuple[()]) -> Params:
-        effective = self.effective(server.weights, self.closed_form(server.gate_logits))
-        return masks.apply(effective, self.units.cover(self.task.graph, self.keep(effective)))
+        gates = self.closed_form(server.gate_logits)
+        return self.cut(server.weights, gates, self._kept(server.weights, server.gate_logits))
+
+    def _kept(self, weights: Params, gate_logits: Params) -> Mask:
+        """The gates of the m largest effective weights."""
+        effective = self.effective(weights, self.closed_form(gate_logits))
+        return self.units.choose(self.task.graph, effective, self.budget)

@@ -2,11 +2,14 @@
 
 Paper    "Federated learning with L0 constraint via probabilistic gates for sparsity", 2025,
          Algorithm 2 (specification flops, section 5).
-Symbols  theta -> effective   z -> gates   zbar -> rest   m = floor(rho P) -> kept gates
+Symbols  theta -> effective   z -> gates   zbar -> rest   m = floor(rho P) -> kept
          lambda_k -> Point.dual, 0 at the start of a round   p_k -> weighting
 Differs  gates in messages are medians, the paper draws them; clients count by examples; logits
          come from inverting the stretched sigmoid, the paper's plain logit is infinite at 0 and 1;
-         the paper's scaling rule cannot prune (section 4): the additive one is the default.
+         the paper's scaling rule cannot prune (section 4): the additive one is the default. Other
+         gates are not closed (closing=0): weights outside the mask start every round at 0, and
+         only open gates let them come back. Clipped gradients let one rate serve all tasks. With
+         `target_bytes` m follows from what messages really cost.
 """
 
 from collections.abc import Sequence
@@ -19,16 +22,34 @@ from torch import Tensor
 from fedsieve.core import local, masks, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Kept, Mask, Params, Scalar
-from fedsieve.core.method import Batches, Method, Metrics, register
+from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
 from fedsieve.core.optimisers import SGD, Constant, DualAscent, Optimiser, Schedule
-from fedsieve.methods.gated import Gated, Point
+from fedsieve.core.options import in_range
+from fedsieve.methods.gated import Gated
+
+
+class Sparse(NamedTuple):
+    """The m largest effective weights, their gates, and the mean of the other gates."""
+
+    mask: Mask
+    effective: Params
+    gates: Params
+    rest: float
+
+
+class Server(NamedTuple):
+    model: Sparse
+    kept: int
+    spent: float  # bytes of one client, both ways, over all rounds
+    rounds: int
 
 
 class Down(NamedTuple):
     mask: Bits
     effective: Annotated[Params, Kept(where="mask")]
     gates: Annotated[Params, Kept(where="mask")]
-    rest: Scalar  # mean of the gates outside the mask
+    rest: Scalar
+    kept: Count
     rounds: Count
 
 
@@ -40,12 +61,12 @@ class Up(NamedTuple):
     examples: Count
 
 
-class Server(NamedTuple):
-    mask: Mask
-    effective: Params
-    gates: Params
-    rest: float
-    rounds: int
+class Point(NamedTuple):
+    """Where the Lagrangian is evaluated; `dual` has one entry, "price"."""
+
+    weights: Params
+    gate_logits: Params
+    dual: Params
 
 
 @register("flops_pa")
@@ -53,87 +74,123 @@ class Server(NamedTuple):
 class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
     """A round of local steps on weights and gates between two sparse messages."""
 
+    target_bytes: int | None = None  # of a client's two messages, a round; replaces target_density
     inverse: Literal["stretched", "plain"] = "stretched"  # gates to logits; the paper: plain
     schedule: Schedule = Constant()  # of both learning rates, over rounds
-    optimiser: Optimiser = SGD()  # of weights and gates; fresh in every round
+    optimiser: Optimiser = SGD()  # of weights; fresh in every round
+    clip_norm: float | None = 1.0  # largest allowed norm of the gradient of weights
     weighting: Literal["samples", "uniform"] = "samples"  # p_k: by examples or equally
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target_bytes is not None:
+            in_range("target_bytes", self.target_bytes, 1)
+        if self.clip_norm is not None:
+            in_range("clip_norm", self.clip_norm, 0, above=True)
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
-        return Server(*self._compress(weights, self.init_logits(key)), 0)
+        kept = self.budget if self.target_bytes is None else self._fitting(self.target_bytes / 18)
+        return Server(self._compress(weights, self.init_logits(key), kept), kept, 0.0, 0)
 
     def init_client(self, client: int, key: Key) -> tuple[()]:
         return ()
 
     def broadcast(self, server: Server, client: int, key: Key) -> Down:
-        return Down(*server)
+        return Down(*server.model, server.kept, server.rounds)
 
     def client_update(
         self, down: Down, state: tuple[()], data: Batches, key: Key
     ) -> tuple[Up, tuple[()], Metrics]:
+        target = down.kept / self.task.graph.maskable_size
+
+        def lagrangian(at: Point, batch: Batch, key: Key) -> Tensor:
+            gap = self.density(at.gate_logits) - target
+            return self.loss(at.weights, at.gate_logits, batch, key) + at.dual["price"] * gap
+
+        weights, gate_logits = self._expand(Sparse(*down[:4]))
         factor = self.schedule.factor(down.rounds)
-        weights, gate_logits = self._expand(down.effective, self._filled(down))
         trained = local.train(
-            self.lagrangian,
+            lagrangian,
             Point(weights, gate_logits, {"price": torch.zeros(())}),
             data.work(key),
-            (self.optimiser, self.optimiser, DualAscent()),
+            (self.optimiser, SGD(), DualAscent()),
+            clip_norm=(self.clip_norm, None, None),
             lr=(self.lr * factor, self.gate_lr * factor, self.dual_lr),
             key=key,
             fixed=self.task.buffers,
             project=lambda at: at._replace(gate_logits=self.clamp(at.gate_logits)),
         )
-        gate_logits = self._scaled(trained.params.weights, trained.params.gate_logits)
-        message = Up(*self._compress(trained.params.weights, gate_logits), data.examples)
+        weights, gate_logits, _ = trained.params
+        model = self._scale_and_compress(weights, gate_logits, down.kept)
         values = {
             "train_loss": trained.loss,
-            "expected_density": self.gap(gate_logits).item() + self.target_density,
-            "rest": message.rest,
+            "expected_density": self.density(gate_logits).item(),
+            "gates_outside": model.rest,
         }
-        return message, state, Metrics(trained.processed, values)
+        return Up(*model, data.examples), state, Metrics(trained.processed, values)
+
+    def charge(self, server: Server, load: Load) -> Server:
+        """Set m for the next rounds so that the mean over all rounds meets `target_bytes`."""
+        if self.target_bytes is None:
+            return server
+        cost = (load.up_bytes + load.down_bytes) / load.clients
+        spent = server.spent + cost
+        saved = self.target_bytes * (server.rounds + 1) - spent
+        wanted = self.target_bytes + saved / 4  # debts are paid back over about four rounds
+        factor = min(max(wanted / cost, 0.5), 2.0)
+        return server._replace(kept=self._fitting(server.kept * factor), spent=spent)
 
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
         shares = [r.examples if self.weighting == "samples" else 1 for r in replies]
         pairs = list(zip(replies, shares, strict=True))
-        effective = tree.weighted_mean((r.effective, share) for r, share in pairs)
-        gates = tree.weighted_mean((self._filled(r), share) for r, share in pairs)
-        weights, gate_logits = self._expand(effective, gates)
-        gate_logits = self._scaled(weights, gate_logits)
-        return Server(*self._compress(weights, gate_logits), server.rounds + 1)
+        mean = Sparse(
+            {},
+            tree.weighted_mean((r.effective, share) for r, share in pairs),
+            tree.weighted_mean((_all_gates(Sparse(*r[:4])), share) for r, share in pairs),
+            0.0,
+        )
+        model = self._scale_and_compress(*self._expand(mean), server.kept)
+        return server._replace(model=model, rounds=server.rounds + 1)
 
     def deploy(self, server: Server, state: tuple[()]) -> Params:
-        return server.effective
+        return server.model.effective
 
-    def _scaled(self, weights: Params, gate_logits: Params) -> Params:
-        kept = self.keep(self.effective(weights, self.closed_form(gate_logits)))
-        return self.scale(gate_logits, kept, self.scale_rate)
+    def _fitting(self, kept: float) -> int:
+        return min(max(round(kept), 1), self.task.graph.maskable_size)
 
-    def _compress(self, weights: Params, gate_logits: Params) -> tuple[Mask, Params, Params, float]:
-        """Mask, effective weights and gates of the m largest, and the mean of the other gates."""
+    def _scale_and_compress(self, weights: Params, gate_logits: Params, kept: int) -> Sparse:
+        effective = self.effective(weights, self.closed_form(gate_logits))
+        chosen = self.units.choose(self.task.graph, effective, kept)
+        return self._compress(weights, self.scale(gate_logits, chosen), kept)
+
+    def _compress(self, weights: Params, gate_logits: Params, kept: int) -> Sparse:
         gates = self.closed_form(gate_logits)
         effective = self.effective(weights, gates)
-        kept = self.keep(effective)
-        others = sum(int((~k).count_nonzero()) for k in kept.values())
-        left_out = sum(g[~kept[n]].sum() for n, g in gates.items())
-        mask = self.units.cover(self.task.graph, kept)
-        rest = float(left_out / max(others, 1))
-        filled = {n: torch.where(kept[n], g, 0) for n, g in gates.items()}
-        return mask, masks.apply(effective, mask), filled, rest
+        chosen = self.units.choose(self.task.graph, effective, kept)
+        outside = torch.cat([g[~chosen[n]] for n, g in gates.items()])
+        rest = outside.mean().item() if len(outside) else 0.0
+        mask = self.units.cover(self.task.graph, chosen)
+        effective = self.cut(weights, gates, chosen)
+        return Sparse(mask, effective, masks.apply(gates, chosen), rest)
 
-    def _filled(self, message: Down | Up) -> Params:
-        """All gates of a message; those not sent are the mean it gives for them."""
-        return {n: torch.where(g > 0, g, message.rest) for n, g in message.gates.items()}
-
-    def _expand(self, effective: Params, gates: Params) -> tuple[Params, Params]:
+    def _expand(self, model: Sparse) -> tuple[Params, Params]:
         """Weights and gate logits of which these are the products and the medians.
 
         Algorithm 2 prints a product; with theta = w z only the quotient gives w back.
         """
+        gates = _all_gates(model)
         inverse = {n: torch.where(g > 0, 1 / g, 0) for n, g in gates.items()}
-        return self.effective(effective, inverse), {n: self._invert(g) for n, g in gates.items()}
+        return self.effective(model.effective, inverse), self._invert(gates)
 
-    def _invert(self, gates: Tensor) -> Tensor:
+    def _invert(self, gates: Params) -> Params:
         beta = self.gate.beta
         if self.inverse == "plain":
-            return beta * torch.logit(gates.clamp(0.01, 0.99))
-        return self.gate.invert(gates) / (1 if self.test_gate == "median" else beta)
+            return {n: beta * torch.logit(g.clamp(0.01, 0.99)) for n, g in gates.items()}
+        factor = 1 if self.test_gate == "median" else 1 / beta
+        return {n: self.gate.invert(g) * factor for n, g in gates.items()}
+
+
+def _all_gates(model: Sparse) -> Params:
+    """Gates that were not sent are the mean given for them."""
+    return {n: torch.where(g > 0, g, model.rest) for n, g in model.gates.items()}

@@ -3,13 +3,13 @@
 Paper    "Federated learning with L0 constraint via probabilistic gates for sparsity", 2025
          (specification flops, sections 1 to 4).
 Symbols  w, theta-tilde -> weights   a, phi -> gate_logits   z -> gates   theta = w z -> effective
-         rho -> target_density   lambda -> dual   g -> gap   L -> logit_limit   r -> scale_rate
+         rho -> target_density   lambda -> dual     L -> logit_limit   r -> scale_rate
 Differs  biases and normalisation have no gate; density counts the weights that may be masked.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,14 +26,6 @@ from fedsieve.core.units import Units, Weights
 _SPREAD = 0.1  # deviation of initial gate logits
 
 
-class Point(NamedTuple):
-    """Where the Lagrangian is evaluated."""
-
-    weights: Params
-    gate_logits: Params
-    dual: Params  # one entry, "price"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Gated:
     """Hyper-parameters and formulas of sections 2 to 4."""
@@ -46,8 +38,9 @@ class Gated:
     logit_limit: float = 10.0  # L: gate logits stay in [-L, L]
     test_gate: Literal["median", "untempered"] = "median"  # gates of the model that is deployed
     scaling: Literal["additive", "multiplicative"] = "additive"  # of logits; the paper: the latter
-    scale_rate: float = 0.02  # r: by how much scaling opens kept gates and closes others
-    lr: float = 0.1  # eta_w, of weights
+    scale_rate: float = 1.0  # r: by how much scaling raises the logits of kept gates
+    closing: float = 0.0  # share of r by which it lowers the others; 1 in the paper
+    lr: float = 0.5  # eta_w, of weights
     gate_lr: float = 0.05  # eta_a, of gate logits
     dual_lr: float = 1.0  # eta_lambda, of the price of density
 
@@ -56,6 +49,7 @@ class Gated:
         in_range("start_open", self.start_open, 0, 1, above=True, below=True)
         in_range("logit_limit", self.logit_limit, 0, above=True)
         in_range("scale_rate", self.scale_rate, 0)
+        in_range("closing", self.closing, 0)
         in_range("lr", self.lr, 0, above=True)
         in_range("gate_lr", self.gate_lr, 0)
         in_range("dual_lr", self.dual_lr, 0)
@@ -88,21 +82,17 @@ class Gated:
         gates = {n: self.gate.sample(a, fold(key, "gate", n)) for n, a in gate_logits.items()}
         return self.task.loss(self.effective(weights, gates), batch, key)
 
-    def gap(self, gate_logits: Params) -> Tensor:
-        """Expected density - rho: positive where the constraint is violated."""
+    def density(self, gate_logits: Params) -> Tensor:
+        """The expected share of weights whose gate is open."""
         prob = {n: self.gate.active_prob(a) for n, a in gate_logits.items()}
-        return self.units.density(self.task.graph, prob) - self.target_density
+        return self.units.density(self.task.graph, prob)
 
     def slope(self, gate_logits: Params) -> tuple[Tensor, Params]:
-        """The gap, and its gradient."""
+        """The expected density, and its gradient."""
         own = {n: a.detach().requires_grad_() for n, a in gate_logits.items()}
-        gap = self.gap(own)
-        grads = torch.autograd.grad(gap, list(own.values()))
-        return gap.detach(), dict(zip(own, grads, strict=True))
-
-    def lagrangian(self, point: Point, batch: Batch, key: Key) -> Tensor:
-        gap = self.gap(point.gate_logits)
-        return self.loss(point.weights, point.gate_logits, batch, key) + point.dual["price"] * gap
+        density = self.density(own)
+        grads = torch.autograd.grad(density, list(own.values()))
+        return density.detach(), dict(zip(own, grads, strict=True))
 
     def clamp(self, gate_logits: Params) -> Params:
         limit = self.logit_limit
@@ -113,17 +103,20 @@ class Gated:
         beta = 1 if self.test_gate == "median" else self.gate.beta
         return {n: self.gate.median(a * beta) for n, a in gate_logits.items()}
 
-    def keep(self, effective: Params) -> Mask:
-        """The gates of the m largest effective weights, m = floor(rho P)."""
-        graph = self.task.graph
-        size = sum(effective[n].numel() for n in graph.maskable)
-        return self.units.choose(graph, effective, masks.count_at(self.target_density, size))
+    def cut(self, weights: Params, gates: Params, chosen: Mask) -> Params:
+        """The effective weights with all gates closed but the chosen ones."""
+        left = self.effective(weights, masks.apply(gates, chosen))
+        return masks.apply(left, self.units.cover(self.task.graph, chosen))
 
-    def scale(self, gate_logits: Params, kept: Mask, rate: float) -> Params:
+    @property
+    def budget(self) -> int:
+        """M = floor(rho P)."""
+        return masks.count_at(self.target_density, self.task.graph.maskable_size)
+
+    def scale(self, gate_logits: Params, kept: Mask) -> Params:
         """Open kept gates and close the others by one step of section 4."""
+        up, down = self.scale_rate, -self.closing * self.scale_rate
+        step = {n: torch.where(k, up, down) for n, k in kept.items()}
         if self.scaling == "additive":
-            moved = {n: a + torch.where(kept[n], rate, -rate) for n, a in gate_logits.items()}
-        else:
-            factor = {n: torch.where(k, 1 + rate, 1 - rate) for n, k in kept.items()}
-            moved = {n: a * factor[n] for n, a in gate_logits.items()}
-        return self.clamp(moved)
+            return self.clamp({n: a + step[n] for n, a in gate_logits.items()})
+        return self.clamp({n: a * (1 + step[n]) for n, a in gate_logits.items()})

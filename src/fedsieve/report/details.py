@@ -111,7 +111,7 @@ def supports(runs: Sequence[Run]) -> Markup:
         if len(rounds) < 2:
             absent.append(run.label)
             continue
-        caption = html.join(name_of(run), ": overlap |A∩B| / |A∪B| of supports")
+        caption = html.join(name_of(run), ": soft IoU Σ min / Σ max of gates")
         names, low = [str(r) for r in rounds], min(v for line in values for v in line)
         title = f"{run.label}: overlap of the supports of {len(rounds)} rounds, {low:.3f} to 1"
         words = ("round", "round", "overlap")

@@ -5,15 +5,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from fedsieve.api import one_thread
 from fedsieve.core.errors import ConfigError, DataError, FedsieveError
 from fedsieve.core.options import spell
 from fedsieve.data.partition import Share, describe
+from fedsieve.engines.folder import kept_supports
 from fedsieve.job import split_data
 from fedsieve.ledger.bytes import Sent, Traffic
 from fedsieve.library import INDIFFERENT, Record, read_run
@@ -24,6 +26,7 @@ MOST_FRAMES = 8  # taken apart, in each direction
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 Direction = Literal["up", "down"]
 T = TypeVar("T")
+Stored: TypeAlias = npt.NDArray[np.uint8]
 
 
 class Run(NamedTuple):
@@ -94,18 +97,28 @@ def spread(values: Sequence[T], most: int) -> list[T]:
 
 
 def overlap(folder: Path) -> tuple[list[int], list[list[float]]]:
-    """Kept rounds and |A & B| / |A | B| between the supports of the global model in them."""
-    paths = sorted((folder / "supports").glob("*.bits"))
-    packed = [np.frombuffer(path.read_bytes(), np.uint8) for path in paths]
-    whole = [p for p in zip(paths, packed, strict=True) if len(p[1]) == len(packed[-1])]
-    bits = [p[1] for p in whole]
-    common = np.array([[int(np.bitwise_count(a & b).sum()) for b in bits] for a in bits])
-    if not common.size:
+    """Kept rounds and the soft IoU of the global model's gates in them.
+
+    That is sum min(p, q) / sum max(p, q); |A & B| / |A | B| where gates are 0 or 1: a support.
+    """
+    paths = kept_supports(folder)
+    stored = [np.frombuffer(path.read_bytes(), np.uint8) for path in paths]
+    whole = [p for p in zip(paths, stored, strict=True) if len(p[1]) == len(stored[-1])]
+    if not whole:
         return [], []
+    is_packed = paths[-1].suffix == ".bits"
+    gates = [p[1] for p in whole]
+    common = np.array([[_common(p, q, is_packed=is_packed) for q in gates] for p in gates])
     kept = common.diagonal()
     union = kept[:, None] + kept[None, :] - common
     ratio = np.where(union == 0, 1.0, common / np.maximum(union, 1))
     return [int(path.stem) for path, _ in whole], ratio.tolist()
+
+
+def _common(p: Stored, q: Stored, *, is_packed: bool) -> int:
+    if is_packed:
+        return int(np.bitwise_count(p & q).sum())
+    return int(np.minimum(p, q).sum(dtype=np.int64))
 
 
 def traffic(folder: Path) -> dict[Direction, Traffic]:
