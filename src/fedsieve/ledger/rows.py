@@ -64,9 +64,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     best_global_accuracy: float | None
     best_local_accuracy: float | None
-    seen_accuracy: float | None
-    local_density: float | None
-    layer_mean_density: float | None
+    seen_accuracy: float | None = None
+    local_density: float | None = None
+    layer_mean_density: float | None = None
     density: float
     up_bytes: int
     down_bytes: int

@@ -22,6 +22,14 @@ def _fixed(value: Any) -> str:
     return html.MISSING if value is None else f"{value:.4f}"
 
 
+def _figures(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items()) or html.MISSING
+
+
+def _count(value: int | None) -> str:
+    return html.MISSING if value is None else html.large(value)
+
+
 Better = Callable[..., Any] | None
 LINES: tuple[tuple[str, str, Callable[[Any], str] | None, Better], ...] = (
     ("method", "method", _plain, None),
@@ -43,6 +51,11 @@ LINES: tuple[tuple[str, str, Callable[[Any], str] | None, Better], ...] = (
     ("density", "density", _fixed, min),
     ("local_density", "density of all clients' own models", _fixed, min),
     ("layer_mean_density", "density, mean over layers", _fixed, min),
+    ("deployed_values", "values of the model when cut", _count, min),
+    ("deployed_macs", "MACs of its forward pass", _count, min),
+    ("true_discovery", "support that is in the planted truth", _fixed, max),
+    ("truth_recall", "planted truth that was found", _fixed, max),
+    ("values", "the method's own figures, last round", _figures, None),
     ("up_bytes", "sent up", html.size, min),
     ("down_bytes", "sent down", html.size, min),
     ("up_paper_bytes", "up, by the papers' formula", html.size, None),

@@ -79,7 +79,7 @@ def inspect(frame: Frame) -> Inspection:
     decoder = Decoder(2**40)
     decoder.learn(frame.schema)
     message = decoder.decode(frame.data, message_class(schema), _unpacked(frame))
-    masks, values = sum(header.masks), sum(header.values)
+    masks, values = sum(len(block.data) for block in sections.masks), sum(header.values)
     precision = PRECISIONS[header.precision]
     return Inspection(
         total_bytes=len(frame.data),
