@@ -131,14 +131,18 @@ def _read_contexts(
 ) -> NDArray[np.uint8]:
     """The new mask, packed, from the old one."""
     splits = np.bitwise_count(old)
-    symbols = np.empty_like(old)
-    for split in range(9):
-        is_own = splits == split
-        symbols[is_own] = ans.packed(int(np.count_nonzero(is_own)), split, lost, grown)
+    sizes = [int(np.count_nonzero(splits == split)) for split in range(9)]
+    streams = [ans.packed(size, split, lost, grown) for split, size in enumerate(sizes)]
+    new = np.empty_like(old)
     for start in range(0, old.size, _BLOCK):  # numpy makes 8 bytes of each index
-        part, own = symbols[start : start + _BLOCK], old[start : start + _BLOCK]
-        np.bitwise_xor(own, _sorters()[1].take(own.astype(np.uint16) << 8 | part), out=part)
-    return symbols
+        own, split = old[start : start + _BLOCK], splits[start : start + _BLOCK]
+        counts, symbols = np.bincount(split, minlength=9).tolist(), np.empty_like(own)
+        taken = [stream[:count] for stream, count in zip(streams, counts, strict=True)]
+        symbols[np.argsort(split, kind="stable")] = np.concatenate(taken)
+        changed = _sorters()[1].take(own.astype(np.uint16) << 8 | symbols)
+        np.bitwise_xor(own, changed, out=new[start : start + _BLOCK])
+        streams = [stream[count:] for stream, count in zip(streams, counts, strict=True)]
+    return new
 
 
 @lru_cache(maxsize=1)
