@@ -51,7 +51,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     replay: str | Path | None = None,
-    dataset: str | Dataset = "digits",
+    dataset: str | Dataset | None = None,
     model: str | nn.Module | Callable[[], nn.Module] = "auto",
     watcher: Watcher | None = None,
     **settings: Any,
@@ -63,7 +63,7 @@ def run(
         resume: continue the run in `out` (or start it, when it has no checkpoint yet).
         replay: a run folder whose rounds are played again on this machine, with its settings and
             with the same clients failing or late.
-        dataset: a name (`fedsieve datasets`) or a Dataset of your own.
+        dataset: a name (`fedsieve datasets`), `digits` if there is none, or a Dataset of your own.
         model: a name (`fedsieve models`), a module, or a function that makes one.
         watcher: follows the run.
         settings: any setting of `Config` or option of the method.
@@ -75,7 +75,8 @@ def run(
     named: dict[str, Any] = dict(settings)
     if replay is not None:
         return _replayed(Path(replay), None if out is None else RunFolder(Path(out)), watcher)
-    named["dataset"] = dataset if isinstance(dataset, str) else f"object:{dataset.name}"
+    if dataset is not None:
+        named["dataset"] = dataset if isinstance(dataset, str) else f"object:{dataset.name}"
     named["model"] = model if isinstance(model, str) else f"object:{_model_name(model)}"
     folder = None if out is None else RunFolder(Path(out))
     if resume:
@@ -84,7 +85,7 @@ def run(
     with one_thread():
         job = build(
             config,
-            None if isinstance(dataset, str) else dataset,
+            dataset if isinstance(dataset, Dataset) else None,
             None if isinstance(model, str) else model,
         )
         return play(job, folder, resume=resume, watcher=watcher or Watcher())
