@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -97,19 +98,23 @@ class Children:
         while not self._stop.wait(self._again_seconds):
             for place, process in enumerate(self._running):
                 if process.poll() is not None:
-                    name = Path(self._wanted[place].command[1]).name
-                    log.warning("%s ended (%s); starting it again", name, process.returncode)
+                    name, why = Path(self._wanted[place].command[1]).name, self._wanted[place].log
+                    log.warning("%s ended, see %s; starting it again", name, why)
                     self._running[place] = _start(self._wanted[place])
                     self.restarts += 1
         self._ended.wait()  # what this thread has started must not outlive it
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody uses now, below those from which systems take outgoing connections."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def _start(kept: _Kept) -> subprocess.Popen[bytes]:
