@@ -28,7 +28,7 @@ FIELDS = (
     "local_density",
     "layer_mean_density",
 )
-ROUNDS = (20, 40, 60, 80, 100, 120, 140, 160, 180, 200, 300, 400, 500)
+ROUNDS = (*range(20, 300, 20), 300, 350, 400, 450, 500)
 
 
 def export(library: Path, target: Path) -> None:

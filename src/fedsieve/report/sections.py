@@ -63,8 +63,6 @@ LINES: tuple[tuple[str, str, Callable[[Any], str] | None, Better], ...] = (
     ("flops_dense", "MACs, dense", html.large, None),
     ("flops_ideal", "MACs, every zero skipped", html.large, min),
     ("flops_realisable", "MACs, whole structures skipped", html.large, min),
-    ("deployed_values", "values of the model, cut", _large, min),
-    ("deployed_macs", "MACs of a forward pass, cut", _large, min),
     ("failed", "failed replies", _plain, None),
     ("seconds", "wall time", html.duration, None),
     ("model_hash", "model hash", _plain, None),
