@@ -149,7 +149,7 @@ class Rcv1:
             fetch_rcv1(data_home=home, subset=subset, download_if_missing=False)
             for subset in ("train", "test")
         ]
-        counts = np.asarray(parts[0].target.sum(0)).reshape(-1)
+        counts = np.asarray(parts[0].target.sum(0)).reshape(-1).astype(np.int64)
         topics = np.sort(np.argsort(-counts, kind="stable")[: self.labels])
         x, x_test, y, y_test = (
             torch.from_numpy(part[name][:rows].toarray()[:, columns].astype(np.float32))
