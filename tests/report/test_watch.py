@@ -27,7 +27,7 @@ def text(*rows):
 
 
 def finish(folder, rounds, stopped="finished"):
-    kinds = {str: "x", int: 0, float: 0.0, dict[str, str]: {}}
+    kinds = {str: "x", int: 0, float: 0.0, dict[str, str]: {}, dict[str, float]: {}}
     fields = {f.name: kinds.get(f.type) for f in msgspec.structs.fields(Summary)}
     summary = Summary(**fields | {"rounds": rounds, "stopped": stopped})
     (folder / "result.json").write_bytes(msgspec.json.encode(summary))
