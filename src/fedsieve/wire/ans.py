@@ -100,14 +100,16 @@ class AnsReader:
         return decoded.astype(np.uint8)
 
     def bits(self, count: int, level: int) -> Bools:
-        bits = np.empty(count, np.bool_)
-        for start in range(0, count, _BLOCK):  # all symbols at once would take half as much again
-            part = bits[start : start + _BLOCK]
-            packed = self.packed((part.size + 7) // 8, 0, 0, level & 127)
-            if level >> 7:
-                np.invert(packed, out=packed)
-            part[:] = np.unpackbits(packed, count=part.size)
-        return bits
+        if count > _BLOCK:  # all symbols at once would take half as much memory again
+            bits = np.empty(count, np.bool_)
+            for start in range(0, count, _BLOCK):
+                part = bits[start : start + _BLOCK]
+                part[:] = self.bits(part.size, level)
+            return bits
+        packed = self.packed((count + 7) // 8, 0, 0, level & 127)
+        if level >> 7:
+            np.invert(packed, out=packed)
+        return np.unpackbits(packed, count=count).view(np.bool_)
 
     def finish(self) -> None:
         if not self._coder.is_empty():

@@ -29,6 +29,7 @@ Layout: TypeAlias = tuple[tuple[int, int], ...]
 EMPTY, FULL, BITMAP, RICE, FLAT, LAYERS, ROWS, RANK = range(8)
 _COLUMNS: Final = 32  # flags beside the number of bins
 _STEPS: Final = 64
+_AT_ONCE: Final = 1 << 14  # positions moved together
 
 
 def encode_mask(kept: Bools, layout: Layout) -> bytes:
@@ -164,9 +165,22 @@ def _read_tensors(reader: Reader, size: int, layout: Layout) -> Bools:
         order = np.split(np.argsort(bins, kind="stable"), np.cumsum(found)[:-1])
         for own, level in zip(order, levels, strict=True):
             block = ans.bits(own.size * width, level).reshape(own.size, width)
-            part[own if isinstance(live, slice) else np.ix_(own, live)] = block
+            if isinstance(live, slice):
+                part[own] = block
+            else:
+                _put(part, own, live, block)
     ans.finish()
     return kept
+
+
+def _put(part: Bools, rows: Ints, live: Bools, block: Bools) -> None:
+    """Write a block into some rows and columns, a few rows at a time."""
+    columns, step = np.flatnonzero(live), 1 + _AT_ONCE // live.size
+    for start in range(0, rows.size, step):
+        some = rows[start : start + step]
+        whole = np.zeros((some.size, live.size), np.bool_)
+        whole[:, columns] = block[start : start + step]
+        part[some] = whole
 
 
 def _read_head(reader: Reader, rows: int) -> tuple[int, int, tuple[int, ...], bytes]:
