@@ -107,8 +107,8 @@ def test_commands_of_the_read_me_work_in_order(
     (job,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     Path("job.toml").write_text(job)
     for words in commands(ROOT / "README.md"):
-        if words[0] in {"deploy", "node"}:  # they wait for each other; tests/e2e runs them
-            continue
+        if words[0] in {"deploy", "node"}:
+            continue  # they wait for each other; tests/e2e runs them
         short = [*words, "--rounds", "1", "--quiet"] if words[0] == "run" else words
         result = CliRunner().invoke(app, short, catch_exceptions=False)
         assert result.exit_code == 0, (words, result.output)
