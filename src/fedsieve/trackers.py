@@ -214,11 +214,12 @@ def tracker(text: str) -> Tracker:
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """What a row says, by name; its round is the step and its missing figures are left out."""
+    """What a row says in numbers, by name; its round is the step, missing figures are left out."""
     names = [n for n in Row.__struct_fields__ if n not in {"round", "values"}]
     fields = {name: getattr(row, name) for name in names}
     values = {f"values/{name}": value for name, value in row.values.items()}
-    return {n: v for n, v in (fields | values).items() if v is not None and math.isfinite(v)}
+    found = (fields | values).items()
+    return {n: v for n, v in found if isinstance(v, int | float) and math.isfinite(v)}
 
 
 def totals(rows: list[Row]) -> dict[str, float]:

@@ -67,8 +67,8 @@ class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
     conv_drop: float = 0.1  # share of a convolution's filters that a submodel lacks
     fc_drop: float = 0.5  # share of a linear layer's units that a submodel lacks
     lr: float = 0.05  # client learning rate
-    server_optimiser: Optimiser = Adam()
-    server_lr: float = 1e-3
+    server_optimiser: Optimiser = Adam()  # of the server's step along the mean difference
+    server_lr: float = 1e-3  # its learning rate
     weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
 
     def __post_init__(self) -> None:

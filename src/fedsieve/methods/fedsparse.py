@@ -64,14 +64,14 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
     ungated: tuple[str, ...] = ()  # weights without gates, such as fc.weight
     theta: Literal["thresholds", "free"] = "thresholds"  # free: M-step in closed form
     temperature: float = 1e-3  # T
-    theta_start: float = 0.99
+    theta_start: float = 0.99  # theta of all groups at the start
     prune_below: float = 0.1  # eps: a group with a smaller theta is pruned for good
     lr: float = 0.05  # client learning rate
     threshold_lr: float = 1e-3  # client rate of v at 10 local steps; at n times sqrt(10 / n)
     threshold_optimiser: Optimiser = Adamax()  # of v on clients and server
     server_optimiser: Optimiser = Adam()  # of w
-    server_lr: float = 1e-3
-    server_threshold_lr: float = 1e-2
+    server_lr: float = 1e-3  # of w on the server
+    server_threshold_lr: float = 1e-2  # of v on the server
     weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
 
     def __post_init__(self) -> None:
