@@ -9,6 +9,7 @@ from fedsieve.core.errors import DataError
 from small import SETTINGS
 
 QUICK = SETTINGS | {"rounds": 2}
+ROWS = {"dataset": "synthetic(rows=60, features=6, classes=2, density=0.5)", "model": "linear"}
 
 
 def test_a_run_is_made_once_and_then_found(tmp_path, monkeypatch):
@@ -18,17 +19,18 @@ def test_a_run_is_made_once_and_then_found(tmp_path, monkeypatch):
     assert library.find(QUICK | {"seed": 99}, tmp_path) is None
 
 
-def test_an_interrupted_run_is_continued(tmp_path):
-    whole = fedsieve.run(**QUICK)
+@pytest.mark.parametrize("settings", [QUICK, QUICK | ROWS])
+def test_an_interrupted_run_is_continued(settings, tmp_path):
+    whole = fedsieve.run(**settings)
 
     class Impatient(Watcher):
         def finished_round(self, row):
             raise KeyboardInterrupt
 
-    path = tmp_path / library.run_hash(QUICK)
-    stopped = fedsieve.run(**QUICK, out=path, watcher=Impatient())
+    path = tmp_path / library.run_hash(settings)
+    stopped = fedsieve.run(**settings, out=path, watcher=Impatient())
     assert stopped.summary.stopped == "after round 1 of 2"
-    record = library.obtain(QUICK, tmp_path)
+    record = library.obtain(settings, tmp_path)
     assert record.summary.model_hash == whole.summary.model_hash
     assert [row.round for row in record.rows] == [1, 2]
 

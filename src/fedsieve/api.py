@@ -49,7 +49,7 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    dataset: str | Dataset = "digits",
+    dataset: str | Dataset | None = None,
     model: str | nn.Module | Callable[[], nn.Module] = "auto",
     watcher: Watcher | None = None,
     **settings: Any,
@@ -59,7 +59,7 @@ def run(
     Args:
         out: run folder; without one nothing is kept on disk.
         resume: continue the run in `out` (or start it, when it has no checkpoint yet).
-        dataset: a name (`fedsieve datasets`) or a Dataset of your own.
+        dataset: a name (`fedsieve datasets`; the digits if none is given) or a Dataset of yours.
         model: a name (`fedsieve models`), a module, or a function that makes one.
         watcher: follows the run.
         settings: any setting of `Config` or option of the method.
@@ -69,7 +69,8 @@ def run(
             usable replies.
     """
     named: dict[str, Any] = dict(settings)
-    named["dataset"] = dataset if isinstance(dataset, str) else f"object:{dataset.name}"
+    if dataset is not None:
+        named["dataset"] = dataset if isinstance(dataset, str) else f"object:{dataset.name}"
     named["model"] = model if isinstance(model, str) else f"object:{_model_name(model)}"
     folder = None if out is None else RunFolder(Path(out))
     if resume:
@@ -78,7 +79,7 @@ def run(
     with one_thread():
         job = build(
             config,
-            None if isinstance(dataset, str) else dataset,
+            dataset if isinstance(dataset, Dataset) else None,
             None if isinstance(model, str) else model,
         )
         return play(job, folder, resume=resume, watcher=watcher or Watcher())
