@@ -40,7 +40,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         "MC": {"method": "fediter_ht", "lr": 0.1},
     },
     "FedAvg + pruning": {
-        "LR": {"method": "fedavg_prune", "lr": 0.002},
+        "LR": {"method": "fedavg_prune", "lr": 0.0008},
         "LG": {"method": "fedavg_prune", "lr": 0.2},
         "MC": {"method": "fedavg_prune", "lr": 0.3},
     },
