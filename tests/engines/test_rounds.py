@@ -16,6 +16,7 @@ from fedsieve.core.keys import fold
 from fedsieve.core.message import Count
 from fedsieve.core.method import Cohort, Method
 from fedsieve.engines import post
+from fedsieve.engines.evaluate import evaluate
 from fedsieve.engines.pool import Pool
 from fedsieve.engines.post import Link, Post
 from fedsieve.engines.site import Failure, Site, Train
@@ -276,3 +277,17 @@ def test_a_run_is_replayed_from_its_folder_with_the_clients_that_failed(tmp_path
     assert again.summary.model_hash == first.summary.model_hash
     assert steady(again.rows) == steady(first.rows)
     assert first.summary.model_hash != fedsieve.run(**settings).summary.model_hash
+
+
+def test_scores_do_not_depend_on_who_has_answered_first(tmp_path):
+    job = small_job(method="local_only", rounds=1)
+    rounds = rounds_of(job, tmp_path)
+    (played,) = rounds.play(rounds.start())
+
+    def backwards(requests):
+        yield from reversed(list(rounds.execute(requests)))
+
+    given = job.method, played.position.server, rounds.stores.states, job.federation
+    forth, back = evaluate(*given, rounds.execute), evaluate(*given, backwards)
+    assert list(back.shares) == list(forth.shares) == sorted(forth.shares)
+    assert back == forth

@@ -95,8 +95,8 @@ def evaluate(
         raise RoundError(f"evaluation of shard {own.failures[0][0]} failed: {own.failures[0][1:]}")
     if not own.tallies:
         return Scores(None, None, None, shares=own.shares)
-    whole = torch.stack([t for _, t in sorted((common.tallies or own.tallies).items())]).sum(0)
-    scores = {shard: task.score(tally) for shard, tally in sorted(own.tallies.items())}
+    whole = torch.stack(list((common.tallies or own.tallies).values())).sum(0)
+    scores = {shard: task.score(tally) for shard, tally in own.tallies.items()}
     trained = [score for shard, score in scores.items() if shard in seen]
     return Scores(
         global_accuracy=task.score(whole) if common.tallies else None,
@@ -166,4 +166,6 @@ def _ask(requests: Iterable[Request], execute: Executor) -> _Found:
             found.shares[response.client] = response.shares
         for shard, tally in zip(response.shards, response.tallies, strict=True):
             found.tallies[shard] = tally
-    return found
+    # Sums must not depend on who has answered first.
+    tallies, shares = sorted(found.tallies.items()), sorted(found.shares.items())
+    return _Found(dict(tallies), dict(shares), found.failures)
