@@ -139,7 +139,7 @@ def match_networks(
         class_counts: as for `match`.
         settings: the hyper-parameters.
         orders: for each hidden layer an array (sweeps, clients).
-        start: labels [layer][client] of an earlier matching, in place of the greedy pass.
+        start: labels `[layer][client]` of an earlier matching, in place of the greedy pass.
         blocks: rows of each W that belong to one sending neuron, if not all 1.
     """
     networks = read_networks(clients, blocks)

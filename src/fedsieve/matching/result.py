@@ -15,7 +15,7 @@ class Matching:
     """Clients' networks matched into one.
 
     Attributes:
-        assignments: [layer][client] -> the global atom of each local neuron; layer 0 is the bottom
+        assignments: `[layer][client]` is the global atom of each local neuron; layer 0 is the bottom
             hidden layer.
         global_weights: the fused network [W0, b0, W1, b1, ...].
         layers: for each hidden layer posterior means, counts, energy and every re-matching.
