@@ -15,8 +15,8 @@ class Matching:
     """Clients' networks matched into one.
 
     Attributes:
-        assignments: `[layer][client]` is the global atom of each local neuron; layer 0 is the bottom
-            hidden layer.
+        assignments: `[layer][client]` is the global atom of each local neuron; layer 0 is the
+            bottom hidden layer.
         global_weights: the fused network [W0, b0, W1, b1, ...].
         layers: for each hidden layer posterior means, counts, energy and every re-matching.
         orders: [layer] the order (sweeps, clients) in which clients were re-matched.
