@@ -17,7 +17,6 @@ from fedsieve.engines.remote.processes import (
     gate_command,
     superlink_command,
 )
-from small import METHODS
 
 pytestmark = pytest.mark.e2e
 
@@ -124,8 +123,6 @@ def test_the_first_to_answer_count_and_the_record_replays_to_the_same_bits(tmp_p
 
 @pytest.mark.parametrize("method", ["fedavg", "spafl", "flops_pa"])
 def test_methods_end_in_the_same_bits_on_real_processes(method, tmp_path):
-    if method not in METHODS:
-        pytest.skip(f"{method} is not registered")
     with Deployment(tmp_path, method=method) as deployment:
         server = deployment.server()
         deployment.nodes()

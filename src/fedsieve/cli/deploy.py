@@ -5,12 +5,11 @@ import logging
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from fedsieve.api import Watcher
 from fedsieve.cli import settings as s
-from fedsieve.cli.progress import Rows, print_summary, shown
+from fedsieve.cli.progress import Rows, conclude, shown
 from fedsieve.core.errors import ConfigError
 from fedsieve.engines.interrupt import Interrupt
 
@@ -86,12 +85,7 @@ def deploy(
             watcher=watcher,
             **s.collect(config, set_, {"min_replies": min_replies}),
         )
-    if json:
-        typer.echo(msgspec.json.encode(result.summary).decode())
-    else:
-        print_summary(result.summary, out)
-    if result.summary.stopped != "finished":
-        raise typer.Exit(130)
+    conclude(result.summary, out, as_json=json)
 
 
 def node(

@@ -129,6 +129,16 @@ class Rows(Watcher):
         typer.echo(msgspec.json.encode(row).decode())
 
 
+def conclude(summary: Summary, out: Path | None, *, as_json: bool) -> None:
+    """The last words of a command that ran a job; exit code 130 if it was stopped."""
+    if as_json:
+        typer.echo(msgspec.json.encode(summary).decode())
+    else:
+        print_summary(summary, out)
+    if summary.stopped != "finished":
+        raise typer.Exit(130)
+
+
 def print_summary(summary: Summary, out: Path | None) -> None:
     """The result as a small table."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

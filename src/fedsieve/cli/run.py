@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from fedsieve import api
 from fedsieve.api import Watcher
 from fedsieve.cli import settings as s
-from fedsieve.cli.progress import Rows, print_summary, shown
+from fedsieve.cli.progress import Rows, conclude, shown
 from fedsieve.trackers import Several, tracker
 
 
@@ -95,9 +94,4 @@ def run(
             watcher=watcher,
             **s.collect(config, set_, given),
         )
-    if json:
-        typer.echo(msgspec.json.encode(result.summary).decode())
-    else:
-        print_summary(result.summary, out)
-    if result.summary.stopped != "finished":
-        raise typer.Exit(130)
+    conclude(result.summary, out, as_json=json)
