@@ -1,4 +1,4 @@
-"""What cutting pruned filters before local training saves: time of a step of LeNet-5.
+"""What cutting pruned filters out of local training saves: time of a step of LeNet-5.
 
     python benchmarks/compact_training.py
 

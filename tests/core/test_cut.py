@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsieve.core.cut import alive_channels, compact, restore, smallest
+from fedsieve.core.cut import alive_channels, compact, restore, smallest, written_channels
 from fedsieve.models.resnet import Resnet8
 from fedsieve.models.spec import trace
 from fedsieve.models.task import ModelTask
@@ -275,21 +275,28 @@ def test_folding_changes_no_input():
     assert all(torch.equal(before[n], t) for n, t in params.items())
 
 
-def test_moments_and_vectors_of_rows_are_cut_and_restored_like_their_weight():
+def test_values_of_rows_are_cut_like_their_weight_and_whole_tensors_are_not_copied():
     graph = trace(mlp(3, 4, 2), (3,))
     mask = full(graph)
     mask["0.weight"][1] = False
     alive = alive_channels(graph, mask)
-    whole = {
-        "step": torch.tensor(5),
-        "momentum/2.weight": torch.arange(8.0).view(2, 4),
-        "0.weight": torch.arange(4.0),
-    }
+    whole = {"0.weight": torch.arange(4.0), "2.weight": torch.ones(2, 1), "other": torch.ones(4)}
     small = compact(graph, whole, alive)
-    assert int(small["step"]) == 5
-    assert small["momentum/2.weight"].tolist() == [[0, 2, 3], [4, 6, 7]]
     assert small["0.weight"].tolist() == [0, 2, 3]
-    back = restore(graph, {n: v + 10 for n, v in small.items()}, alive, whole)
-    assert back["0.weight"].tolist() == [10, 1, 12, 13]
-    assert back["momentum/2.weight"].tolist() == [[10, 1, 12, 13], [14, 5, 16, 17]]
-    assert int(back["step"]) == 15
+    assert small["2.weight"] is whole["2.weight"]
+    assert small["other"] is whole["other"]
+
+
+def test_written_channels_follow_rows_through_layers_and_stop_at_biases():
+    graph = trace(mlp(3, 4, 5, 2), (3,))
+    rows = {x.weight: torch.ones(x.shape[0], 1, dtype=torch.bool) for x in graph.layers}
+    first, second, out = (x.target for x in graph.layers)
+    rows["0.weight"][1] = rows["2.weight"][3] = rows["4.weight"][0] = False
+    found = written_channels(graph, rows)
+    assert found[first].tolist() == [True, False, True, True]
+    assert found[second].tolist() == [True, True, True, False, True]
+    assert found[out].all()  # the outputs are the model's
+    rows["0.weight"][:] = False  # a layer that reads nothing but zeros writes none
+    assert not written_channels(graph, rows)[second].any()
+    biased = trace(mlp(3, 4, 5, 2, bias=True), (3,))
+    assert written_channels(biased, rows)[first].all()

@@ -46,7 +46,7 @@ def test_gradients_are_those_of_the_surrogate(shape, granularity, slope, through
     weight = 1.5 * weight  # some are farther than 1 from their threshold, some nearer
     ours = [t.clone().requires_grad_() for t in (weight, thresholds)]
     kept = rule.kept(*ours)
-    effective = rule.effective(*ours, kept)
+    effective = ours[0] * rule.step(*ours, kept)
     effective.backward(grad)
     theirs = [t.clone().requires_grad_() for t in (weight, thresholds)]
     expected = _surrogate(*theirs, rule)
@@ -101,7 +101,7 @@ def test_gradients_are_the_same_where_everything_is_kept(granularity):
     rule = Thresholding(granularity)
     weight, _, grad = _case((4, 6))
     ours = [weight.clone().requires_grad_(), torch.zeros(4).double().requires_grad_()]
-    rule.effective(*ours, rule.kept(*ours)).backward(grad)
+    (ours[0] * rule.step(*ours, rule.kept(*ours))).backward(grad)
     theirs = [weight.clone().requires_grad_(), torch.zeros(4).double().requires_grad_()]
     _surrogate(*theirs, rule).backward(grad)
     for mine, other in zip(ours, theirs, strict=True):

@@ -46,22 +46,45 @@ def alive_channels(graph: LayerGraph, mask: Mask) -> dict[str, Tensor]:
     return {name: kept > 0 for name, kept in alive.items()}
 
 
-def compact(graph: LayerGraph, params: Params, alive: Mask) -> Params:
+def written_channels(graph: LayerGraph, mask: Mask) -> dict[str, Tensor]:
+    """For each space, which channels are not 0 for every input; masks may be one value per row.
+
+    Behind a ReLU the others get no gradient either, nor do the weights from and to them, so that
+    cutting them out changes no step of training.
+    """
+    cuttable = {s.name for s in graph.spaces if s.is_cuttable}
+    shifted = _shifted(graph, mask)
+    written = {
+        s.name: shifted[s.name] if s.name in cuttable else torch.ones(s.size) for s in graph.spaces
+    }
+    for layer in graph.layers:  # sources come before targets
+        if layer.target not in cuttable or not written[layer.source].any():
+            continue
+        kept = mask.get(layer.weight)
+        rows = 1 if kept is None else kept.flatten(1).any(1)
+        written[layer.target] = written[layer.target] + rows
+    return {name: found > 0 for name, found in written.items()}
+
+
+def compact(
+    graph: LayerGraph, params: Params, alive: Mask, axes: tuple[int, ...] = (0, 1)
+) -> Params:
     """The tensors cut down to the channels that `alive` keeps in each space.
 
     Outputs stay what they are if `alive` is at least what `alive_channels` says of a mask outside
     of which the weights are 0. A space left without a channel keeps its first one; one with a
     depthwise convolution, whose tensors do not say its number of groups, keeps them all.
 
-    Moments ("momentum/fc.weight") are cut like what they belong to, and a vector under the name of
-    a weight has one value for each of its rows.
+    A tensor under the name of a weight with one value for each of its rows is cut by rows. Tensors
+    that keep all they have are not copied. `axes` leaves out outputs (0) or inputs (1).
     """
     small = {}
     kept = _kept(graph, alive)
     for name, whole in params.items():
         value = whole
-        for axis, index in zip(range(whole.dim()), kept.get(_base(name), ()), strict=False):
-            value = value.index_select(axis, index)
+        for axis, index in zip(range(whole.dim()), kept.get(name, ()), strict=False):
+            if axis in axes and len(index) < value.shape[axis]:
+                value = value.index_select(axis, index)
         small[name] = value
     return small
 
@@ -71,7 +94,7 @@ def restore(graph: LayerGraph, small: Params, alive: Mask, whole: Params) -> Par
     params = {n: value.clone() if n in small else value for n, value in whole.items()}
     kept = _kept(graph, alive)
     for name, value in small.items():
-        axes = kept.get(_base(name), ())
+        axes = kept.get(name, ())
         if not axes:
             params[name] = value
         elif value.dim() == 1 or len(axes) == 1:
@@ -80,10 +103,6 @@ def restore(graph: LayerGraph, small: Params, alive: Mask, whole: Params) -> Par
             rows, columns = axes
             params[name][rows[:, None], columns] = value
     return params
-
-
-def _base(path: str) -> str:
-    return path.rsplit("/", 1)[-1]
 
 
 def smallest(task: Task, params: Params) -> Params:

@@ -16,7 +16,7 @@ A layer whose mask keeps next to nothing is reset: its thresholds become 0 befor
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -56,80 +56,24 @@ class Thresholding:
                 mask[name] = self.kept(weights[name], found[name])
         return found, mask
 
-    def effective(
-        self, weight: Tensor, thresholds: Tensor, kept: Tensor, fan_in: int | None = None
-    ) -> Tensor:
-        """The weight under a mask, differentiable in weight and thresholds.
-
-        `fan_in` is the length of the row that magnitudes are means of, where `weight` has been cut.
-        """
-        slope = None if self.slope == "identity" else self._window(weight, thresholds)
-        is_row = self.granularity == "filter"
-        n = (fan_in or weight[0].numel()) if is_row else 0
-        some = None if is_row and bool(kept.all()) else kept
-        masked: Tensor = _Masked.apply(  # type: ignore[no-untyped-call]
-            weight, thresholds, some, slope, n, self.through_magnitude
-        )
-        return masked
+    def step(self, weight: Tensor, thresholds: Tensor, kept: Tensor) -> Tensor:
+        """The mask as numbers p, with the straight line's gradient; w p is the effective weight."""
+        magnitude = self._magnitude(weight if self.through_magnitude else weight.detach())
+        line = magnitude - _column(thresholds, weight)
+        if self.slope != "identity":
+            line = line * ((line.detach().abs() <= 1) == (self.slope == "window"))
+        return kept + (line - line.detach())
 
     def _magnitude(self, weight: Tensor) -> Tensor:
         if self.granularity == "element":
             return weight.abs()
         return weight.abs().mean(tuple(range(1, weight.dim())), keepdim=True)
 
-    def _window(self, weight: Tensor, thresholds: Tensor) -> Tensor:
-        """1 within a distance of 1 from the threshold and 0 beyond, or the other way round."""
-        distance = self._magnitude(weight.detach()) - _column(thresholds.detach(), weight)
-        is_near = distance.abs() <= 1
-        return is_near if self.slope == "window" else ~is_near
-
 
 def penalty(thresholds: Params, kind: Penalty) -> Tensor:
     """What falls as thresholds rise: the sum of exp(-tau), or of 1 / (|tau| + 0.1)."""
     tau = torch.cat(list(thresholds.values()))
     return ((-tau).exp() if kind == "exp" else 1 / (tau.abs() + 0.1)).sum()
-
-
-class _Masked(torch.autograd.Function):
-    """w p with the gradients at the top of this file; `row` is n for whole rows and 0 else.
-
-    `kept` is None where the mask keeps all.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        thresholds: Tensor,  # noqa: ARG004 - it is differentiated
-        kept: Tensor | None,
-        slope: Tensor | None,
-        row: int,
-        through_magnitude: bool,  # noqa: FBT001 - autograd takes no keywords
-    ) -> Tensor:
-        if kept is not None:
-            kept = kept.to(weight.dtype)  # products with booleans are several times slower
-        ctx.save_for_backward(weight, kept, slope)
-        ctx.row, ctx.through_magnitude = row, through_magnitude
-        return weight.view_as(weight) if kept is None else weight * kept
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        weight, kept, slope = ctx.saved_tensors
-        product = grad * weight
-        axes = tuple(range(1, weight.dim()))
-        if ctx.row:  # one slope for each row: sum first
-            product = product.sum(axes, keepdim=True)
-        if slope is not None:
-            product = product * slope
-        of_thresholds = -(product if ctx.row else product.sum(axes)).flatten()
-        of_weight = None
-        if ctx.needs_input_grad[0]:
-            of_weight = grad if kept is None else grad * kept
-            if ctx.through_magnitude:  # d|w| = sign(w)
-                per_weight = product / ctx.row if ctx.row else product
-                of_weight = torch.addcmul(of_weight, weight.sign(), per_weight)
-        return of_weight, of_thresholds, None, None, None, None
 
 
 def _column(thresholds: Tensor, weight: Tensor) -> Tensor:

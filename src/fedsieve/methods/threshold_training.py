@@ -19,7 +19,7 @@ from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Batches, Task
-from fedsieve.core.optimisers import SGD, Constant, Moments, Optimiser, Schedule, init_moments
+from fedsieve.core.optimisers import SGD, Constant, Moments, Optimiser, Schedule
 from fedsieve.core.options import in_range
 from fedsieve.core.thresholds import Granularity, Penalty, Slope, Thresholding, penalty
 
@@ -69,7 +69,7 @@ class ThresholdTraining:
     reg_warmup: float | None = 1.0  # P: the regulariser counts sigmoid(10 round / P - 5)
     clamp: bool = False  # weights to [-1, 1] and thresholds to [0, 1] after every step
     reset_density: float = 0.01  # a layer this empty gets thresholds 0; 0 never
-    compact_training: bool = False  # pruned filters are cut out before a client trains
+    compact_training: bool = False  # pruned filters are cut out of every step
 
     def __post_init__(self) -> None:
         in_range("spafl: lr", self.lr, 0, above=True)
@@ -82,8 +82,6 @@ class ThresholdTraining:
         for name in self.unmasked:
             if name not in layers:
                 raise ConfigError(unknown("spafl: unmasked layer", name, layers))
-        if self.compact_training and self.granularity != "filter":
-            raise ConfigError("spafl: compact_training cuts whole rows: set granularity=filter.")
 
     @property
     def masked(self) -> list[Layer]:
@@ -100,28 +98,7 @@ class ThresholdTraining:
         self, own: Local, moments: tuple[Moments, ...], data: Batches, rounds: int, key: Key
     ) -> Trained:
         """One round of local work from `own`, the server's round being `rounds`."""
-        if not self.compact_training:
-            mask: Mask = {}
-            trained = self._work(own, moments, (data, rounds, key), mask)
-            return trained._replace(mask={n: m.expand_as(own.weights[n]) for n, m in mask.items()})
-        # What is pruned now stays as it is; all else is trained in smaller tensors.
-        graph = self.task.graph
-        thresholds, mask = self.rule.settled(*own)
-        mask = {n: m.expand_as(own.weights[n]) for n, m in mask.items()}
-        alive = cut.alive_channels(graph, mask)
-        whole = (own.weights, thresholds, *(moments or self._no_moments(own)))
-        small = [cut.compact(graph, part, alive) for part in whole]
-        in_use = cut.compact(graph, mask, alive)
-        trained = self._work(Local(*small[:2]), tuple(small[2:]), (data, rounds, key), in_use)
-        parts = zip((*trained.own, *trained.moments), whole, strict=True)
-        weights, thresholds, *after = (cut.restore(graph, new, alive, old) for new, old in parts)
-        return trained._replace(own=Local(weights, thresholds), moments=tuple(after), mask=mask)
-
-    def _work(
-        self, own: Local, moments: tuple[Moments, ...], work: tuple[Batches, int, Key], mask: Mask
-    ) -> Trained:
-        """All phases of a round; leaves the masks of the last forward pass in `mask`."""
-        data, rounds, key = work
+        mask: Mask = {}
         losses, processed, steps = 0.0, 0, 0
         for number, phase in enumerate(self._phases(data, key)):
             trained = local.train(
@@ -139,12 +116,13 @@ class ThresholdTraining:
             own, moments = trained.params, trained.moments
             losses += trained.loss * trained.steps
             processed, steps = processed + trained.processed, steps + trained.steps
-        return Trained(own, moments, mask, losses / max(steps, 1), processed, steps)
+        whole = {n: m.expand_as(own.weights[n]) for n, m in mask.items()}
+        return Trained(own, moments, whole, losses / max(steps, 1), processed, steps)
 
     def _phases(self, data: Batches, key: Key) -> list[Phase]:
-        still, moved, is_cut = None, self.optimiser, self.compact_training
+        still, moved = None, self.optimiser
         if self.training == "joint":
-            return [Phase(data.work(key), (moved, moved), not is_cut)]
+            return [Phase(data.work(key), (moved, moved), is_refreshed=True)]
         if data.epochs < 2:
             raise ConfigError(
                 f"spafl: training={self.training} moves thresholds in the last epoch alone, "
@@ -154,32 +132,41 @@ class ThresholdTraining:
         first = len(batches) * (data.epochs - 1) // data.epochs
         last = still if self.training == "split" else moved
         weights = Phase(batches[:first], (moved, still), is_refreshed=False)
-        return [weights, Phase(batches[first:], (last, moved), self.refresh_mask and not is_cut)]
+        return [weights, Phase(batches[first:], (last, moved), self.refresh_mask)]
 
     def _objective(
         self, phase: Phase, rounds: int, mask: Mask
     ) -> Callable[[Local, Batch, Key], Tensor]:
-        rule, layers = self.rule, self.masked
         price = self._price(rounds) if phase.moving[1] is not None else 0.0
 
         def objective(own: Local, batch: Batch, key: Key) -> Tensor:
-            effective = dict(own.weights)
-            for layer in layers:
-                name = layer.weight
-                weight, tau = own.weights[name], own.thresholds[name]
-                is_reset = name in mask and rule.is_reset_after(mask[name])
+            for name, tau in own.thresholds.items():
+                is_reset = name in mask and self.rule.is_reset_after(mask[name])
                 if is_reset:
                     tau.data.zero_()
                 if is_reset or phase.is_refreshed or name not in mask:
-                    mask[name] = rule.kept(weight, tau)
-                fan_in = math.prod(layer.shape[1:])
-                effective[name] = rule.effective(weight, tau, mask[name], fan_in)
-            loss = self.task.loss(effective, batch, key)
+                    mask[name] = self.rule.kept(own.weights[name], tau)
+            loss = self.task.loss(self._effective(own, mask), batch, key)
             if not price:
                 return loss
             return loss + price * penalty(own.thresholds, self.regulariser)
 
         return objective
+
+    def _effective(self, own: Local, mask: Mask) -> Params:
+        """What the forward pass sees: masked weights, if compact without channels that are 0."""
+        graph, (weights, thresholds), kept = self.task.graph, own, mask
+        if self.compact_training:
+            alive = cut.written_channels(graph, mask)
+            weights, thresholds, kept = (
+                cut.compact(graph, part, alive, (0,)) for part in (weights, thresholds, mask)
+            )
+        # Magnitudes are means over whole rows: inputs are cut when they have been found.
+        weights = weights | {
+            n: weights[n] * self.rule.step(weights[n], tau, kept[n])
+            for n, tau in thresholds.items()
+        }
+        return cut.compact(graph, weights, alive, (1,)) if self.compact_training else weights
 
     def _price(self, rounds: int) -> float:
         """The regulariser's weight alpha s(t)."""
@@ -189,7 +176,3 @@ class ThresholdTraining:
     def _clamped(self, own: Local) -> Local:
         weights = {x.weight: own.weights[x.weight].clamp(-1, 1) for x in self.masked}
         return Local(own.weights | weights, {n: t.clamp(0, 1) for n, t in own.thresholds.items()})
-
-    def _no_moments(self, own: Local) -> tuple[Moments, ...]:
-        moving = {n: w for n, w in own.weights.items() if n not in self.task.buffers}
-        return tuple(init_moments(self.optimiser, part) for part in (moving, own.thresholds))
