@@ -61,7 +61,9 @@ def label_of(found: dict[str, Any]) -> str | None:
             config = make({**row.settings, "rounds": 1})
             wanted = {"method": config.method, **config.options}
             plain = {"share": True, "importance": True, "regulariser": "exp", "unmasked": ()}
-            if all(found.get(n) == v for n, v in (plain | wanted).items() if n in found):
+            # compact training is the same run up to rounding
+            asked = {n: v for n, v in (plain | wanted).items() if n != "compact_training"}
+            if all(found.get(n) == v for n, v in asked.items() if n in found):
                 return row.label
     return None
 

@@ -1,0 +1,33 @@
+"""The Markdown table of what `fedsieve reproduce NAME --json` has found.
+
+fedsieve reproduce flops_synthetic --tier full --seeds 5 --json > results/flops_synthetic.json
+python benchmarks/table.py results/flops_synthetic.json [metric ...]
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def cell(found: dict[str, Any] | None) -> str:
+    """Mean and standard deviation over seeds, to four digits."""
+    if found is None or found["mean"] is None:
+        return "-"
+    spread = found["spread"]
+    return f"{found['mean']:.4g}" + (f" ± {spread:.2g}" if spread else "")
+
+
+def markdown(outcome: dict[str, Any], wanted: list[str]) -> str:
+    """Rows of the recipe by metrics."""
+    lines = outcome["lines"]
+    metrics = wanted or list(dict.fromkeys(line["metric"] for line in lines))
+    found = {(line["row"], line["metric"]): line["ours"] for line in lines}
+    rows = dict.fromkeys(line["row"] for line in lines)
+    cells = [[row, *(cell(found.get((row, metric))) for metric in metrics)] for row in rows]
+    table = [["row", *metrics], ["---"] * (len(metrics) + 1), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in table)
+
+
+if __name__ == "__main__":
+    print(markdown(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:]))
