@@ -90,6 +90,7 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
+        # Either way a weight takes about 9 bytes: two values, and what says where they belong.
         kept = self.budget if self.target_bytes is None else self._fitting(self.target_bytes / 18)
         return Server(self._compress(weights, self.init_logits(key), kept), kept, 0.0, 0)
 
@@ -102,7 +103,7 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
     def client_update(
         self, down: Down, state: tuple[()], data: Batches, key: Key
     ) -> tuple[Up, tuple[()], Metrics]:
-        target = down.kept / self.task.graph.maskable_size
+        target = down.kept / self.units.size(self.task.graph)
 
         def lagrangian(at: Point, batch: Batch, key: Key) -> Tensor:
             gap = self.density(at.gate_logits) - target
@@ -157,7 +158,7 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
         return server.model.effective
 
     def _fitting(self, kept: float) -> int:
-        return min(max(round(kept), 1), self.task.graph.maskable_size)
+        return min(max(round(kept), 1), self.units.size(self.task.graph))
 
     def _scale_and_compress(self, weights: Params, gate_logits: Params, kept: int) -> Sparse:
         effective = self.effective(weights, self.closed_form(gate_logits))
