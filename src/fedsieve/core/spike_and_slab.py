@@ -27,6 +27,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Mask, Params
 
 CLOSED = 1000.0  # minus the logit of a gate that is closed for good: sigmoid is exactly 0
+LEAST_SHARE = 1e-6  # of open gates, as the closed form takes it: the logit of 0 is infinite
 
 
 class Gated(NamedTuple):
@@ -112,8 +113,8 @@ class SpikeAndSlab:
             if self.precision:
                 drift = (weight - centre.weights[name]).square()
                 total = total + self.precision / 2 * (active * drift).sum()
-        if self.precision:
-            bare = {n: w for n, w in centre.weights.items() if n not in self.axes}
+        bare = {n: w for n, w in centre.weights.items() if n not in self.axes}
+        if self.precision and bare:
             total = total + self.precision / 2 * tree.sq_dist(bare, local.weights)
         return total
 
@@ -155,7 +156,7 @@ class SpikeAndSlab:
             for n, mean in means.items()
         }
         raw = {
-            n: -self.temperature * torch.logit(share.clamp(1 - most, most))
+            n: -self.temperature * torch.logit(share.clamp(LEAST_SHARE, most))
             for n, share in opened.items()
         }
         return Gated(weights, raw)
