@@ -188,9 +188,10 @@ def test_settings_that_cannot_work_are_refused(make):
         make()
 
 
-def test_where_a_gradient_is_absent_nothing_moves_and_moments_are_forgotten():
-    optimiser, present = Adam(), torch.tensor([True, False, True])
-    params = {"w": torch.zeros(3), "b": torch.zeros(1)}
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_where_a_gradient_is_absent_nothing_moves_and_moments_are_forgotten(decay):
+    optimiser, present = Adam(weight_decay=decay), torch.tensor([True, False, True])
+    params = {"w": torch.ones(3), "b": torch.ones(1)}
     grads = {"w": torch.tensor([1.0, 2.0, 3.0]), "b": torch.ones(1)}
     moved, moments = update(optimiser, params, grads, init_moments(optimiser, params), LR)
     held = {"w": torch.where(present, grads["w"], 0), "b": grads["b"]}

@@ -275,18 +275,19 @@ def update(
 ) -> tuple[Params, Moments]:
     """One pure step: new parameters and moments, inputs untouched.
 
-    Where a gradient is not `present`, moments become 0, so that no momentum moves the parameter on.
+    Where a gradient is not `present`, the parameter stays as it is and its moments become 0.
     """
     fresh = {name: value.clone() for name, value in params.items()}
     after = {slot: value.clone() for slot, value in moments.items()}
-    for slot, value in after.items():
-        name = slot.partition("/")[2]
-        if present and name in present:
-            value.mul_(present[name])
     after["step"] += 1
     slots = [[after[f"{slot}/{name}"] for name in fresh] for slot in optimiser.slots]
     gradients = [grads[name] for name in fresh]
     optimiser.step(list(fresh.values()), gradients, slots, int(after["step"]), lr)
+    for name, is_present in (present or {}).items():
+        if name in fresh:
+            fresh[name] = fresh[name].where(is_present, params[name])
+            for slot in optimiser.slots:
+                after[f"{slot}/{name}"].mul_(is_present)
     return fresh, after
 
 
