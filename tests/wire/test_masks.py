@@ -473,6 +473,12 @@ def test_rows_kept_or_dropped_whole_cost_one_flag_a_row():
     assert len(data) <= 1.05 * rows.size / 8  # half of them: one bit each
 
 
+def test_a_mask_without_tensors_has_no_rows():
+    for data in (bytes([ROWS]), bytes([ROWS, 0]), bytes([ROWS, 2, 0])):
+        with pytest.raises(WireError, match="coder"):
+            decode_mask(memoryview(data), ())
+
+
 def test_flags_of_rows_are_not_nested():
     forged = bytes([ROWS]) * 100_000
     with pytest.raises(WireError, match="found 6"):
