@@ -23,8 +23,9 @@ from fedsieve.core import local, masks, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Kept, Mask, Params, Scalar
 from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
-from fedsieve.core.optimisers import SGD, Constant, DualAscent, Optimiser, Schedule
+from fedsieve.core.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.core.options import in_range
+from fedsieve.core.schedules import Constant, Schedule
 from fedsieve.methods.gated import Gated
 
 
