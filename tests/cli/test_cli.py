@@ -145,6 +145,21 @@ def test_partition_is_shown_with_the_fingerprint_of_the_run(cli):
     assert json.loads(rows.splitlines()[-1])["partition_fingerprint"] == fingerprint
 
 
+def test_the_median_of_an_even_number_of_clients_lies_between_two_of_them(cli):
+    settings = ("--clients", 4, "--partition", "quantity(0.5)")
+    _, lines, _ = cli("partition", *settings, "--json")
+    _, low, high, _ = sorted(json.loads(line)["train"] for line in lines.splitlines())
+    assert high - low > 1
+    _, out, _ = cli("partition", *settings)
+    assert f"median {(low + high) / 2:g}," in out
+
+
+def test_a_folder_with_brackets_is_named_as_it_is(cli, tmp_path):
+    code, out, _ = cli("run", *QUICK, "--quiet", "--out", tmp_path / "[red]run")
+    assert code == 0
+    assert str(tmp_path / "[red]run") in out
+
+
 def test_partition_as_json_counts_every_example(cli):
     _, out, _ = cli("partition", "--clients", 6, "--partition", "dirichlet(0.3)", "--json")
     shares = [json.loads(line) for line in out.splitlines()]
