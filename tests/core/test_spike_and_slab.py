@@ -132,6 +132,20 @@ def test_a_forward_pass_sees_hard_concrete_gates_one_for_each_group():
     assert effective["bias"] is local.weights["bias"]
 
 
+@pytest.mark.parametrize("is_shifted", [False, True])
+def test_a_shifted_gate_is_open_in_training_as_often_as_in_uploads(is_shifted):
+    """Else P(z > 0) is sigmoid(l + 2/3 log 11), which is more (section 9, 6)."""
+    count, logit = 100_000, 0.3
+    it = SpikeAndSlab({"w": ()}, gate_cost=1, cross_entropy=0, is_free=True, is_shifted=is_shifted)
+    local = Gated({"w": torch.ones(count)}, {"w": torch.full((count,), -1e-3 * logit)})
+    share = (it.effective(local, fold(12))["w"] > 0).double().mean().item()
+    shift = 0 if is_shifted else 2 / 3 * math.log(11)
+    expected = 1 / (1 + math.exp(-logit - shift))
+    assert abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
+    cost = it.penalty(local, Slab(local.weights, {"w": torch.zeros(count)})).item()
+    assert cost / count == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_mean_of_ten_thousand_uploads_is_pi_times_the_weights():
     it = SpikeAndSlab({"w": (1,)}, gate_cost=0, cross_entropy=0)
     w = torch.tensor([[1.0, -2.0], [0.5, 0.3], [3.0, 1.0]])

@@ -61,6 +61,7 @@ class SpikeAndSlab:
     precision: float = 0.0  # lambda: of open weights around the server's
     temperature: float = 1e-3  # T
     is_free: bool = False
+    is_shifted: bool = False  # P(z > 0) of a hard-concrete gate is pi, not a little more
     concrete: HardConcrete = field(default_factory=HardConcrete)
 
     def logits(self, local: Gated) -> Params:
@@ -96,7 +97,7 @@ class SpikeAndSlab:
     def effective(self, local: Gated, key: Key) -> Params:
         """The weights times one hard-concrete draw for each group."""
         gates = {
-            n: self.concrete.sample(logits, fold(key, "gates", n))
+            n: self.concrete.sample(self._location(logits), fold(key, "gates", n))
             for n, logits in self.logits(local).items()
         }
         return {n: w * gates[n] if n in gates else w for n, w in local.weights.items()}
@@ -106,7 +107,7 @@ class SpikeAndSlab:
         total = torch.zeros(())
         for name, logits in self.logits(local).items():
             weight, theta = local.weights[name], centre.logits[name]
-            active = self.concrete.active_prob(logits)
+            active = self.concrete.active_prob(self._location(logits))
             size = weight.numel() // logits.numel()
             cost = self.gate_cost * size - self.cross_entropy * theta  # log(1 - theta) is constant
             total = total + (active * cost).sum()
@@ -160,6 +161,10 @@ class SpikeAndSlab:
             for n, share in opened.items()
         }
         return Gated(weights, raw)
+
+    def _location(self, logits: Tensor) -> Tensor:
+        """Of hard-concrete gates: the logits of pi, or where P(z > 0) = pi (section 9, 6)."""
+        return logits - self.concrete.shift if self.is_shifted else logits
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
