@@ -11,6 +11,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold, uniform
 from fedsieve.core.method import method_class
 from fedsieve.core.optimisers import ascend
+from fedsieve.methods.flops_pa import Sparse
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo import read_model
 from small import rounds_of, small_job
@@ -54,6 +55,21 @@ def test_what_is_left_out_of_a_message_is_zero_with_the_mean_gate():
         gates = method.closed_form(logits_again)[name]
         torch.testing.assert_close(gates[mask], medians[name][mask])
         torch.testing.assert_close(gates[~mask], torch.full_like(gates[~mask], model.rest))
+
+
+def test_a_gate_that_was_sent_as_zero_is_not_taken_for_one_left_out():
+    """Section 5: z = zbar off the indices alone, w = 0 where z = 0; rounding may make it so."""
+    method = linear_job("flops_pa").method
+    model = Sparse(
+        {"fc.weight": torch.tensor([[True, True, False]])},
+        {"fc.weight": torch.tensor([[0.3, 0.01, 0.0]])},
+        {"fc.weight": torch.tensor([[0.5, 0.0, 0.0]])},
+        0.25,
+    )
+    weights, logits = method._expand(model)
+    torch.testing.assert_close(weights["fc.weight"], torch.tensor([[0.6, 0.0, 0.0]]))
+    gates = method.closed_form(logits)["fc.weight"]
+    torch.testing.assert_close(gates, torch.tensor([[0.5, 0.0, 0.25]]), rtol=0, atol=1e-6)
 
 
 def test_the_plain_inverse_is_the_logit_of_clamped_gates_times_beta():

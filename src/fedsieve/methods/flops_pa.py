@@ -194,5 +194,6 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
 
 
 def _all_gates(model: Sparse) -> Params:
-    """Gates that were not sent are the mean given for them."""
-    return {n: torch.where(g > 0, g, model.rest) for n, g in model.gates.items()}
+    """Gates that were not sent are the mean given for them; those of channels are sent as 0."""
+    mask, rest = model.mask, model.rest
+    return {n: torch.where(mask.get(n, g > 0), g, rest) for n, g in model.gates.items()}
