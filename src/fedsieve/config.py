@@ -15,6 +15,7 @@ from typing import Any, Literal, get_type_hints
 
 import tomli_w
 
+import fedsieve.methods  # noqa: F401 - registers the methods
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.method import AnyMethod, method_class
 from fedsieve.core.options import coerce, construct, in_range, spell

@@ -1,10 +1,13 @@
 """The command line as a user meets it."""
 
+import inspect
 import json
+import subprocess
+import sys
 
 import pytest
 
-from fedsieve.cli.app import app
+from fedsieve.cli.app import COMMANDS, application
 from fedsieve.core.method import registered
 from fedsieve.core.options import name_of
 from fedsieve.engines.interrupt import Interrupt
@@ -142,6 +145,21 @@ def test_partition_is_shown_with_the_fingerprint_of_the_run(cli):
     assert json.loads(rows.splitlines()[-1])["partition_fingerprint"] == fingerprint
 
 
+def test_the_median_of_an_even_number_of_clients_lies_between_two_of_them(cli):
+    settings = ("--clients", 4, "--partition", "quantity(0.5)")
+    _, lines, _ = cli("partition", *settings, "--json")
+    _, low, high, _ = sorted(json.loads(line)["train"] for line in lines.splitlines())
+    assert high - low > 1
+    _, out, _ = cli("partition", *settings)
+    assert f"median {(low + high) / 2:g}," in out
+
+
+def test_a_folder_with_brackets_is_named_as_it_is(cli, tmp_path):
+    code, out, _ = cli("run", *QUICK, "--quiet", "--out", tmp_path / "[red]run")
+    assert code == 0
+    assert str(tmp_path / "[red]run") in out
+
+
 def test_partition_as_json_counts_every_example(cli):
     _, out, _ = cli("partition", "--clients", 6, "--partition", "dirichlet(0.3)", "--json")
     shares = [json.loads(line) for line in out.splitlines()]
@@ -150,8 +168,28 @@ def test_partition_as_json_counts_every_example(cli):
         assert sum(share["classes"]) == share["train"]
 
 
-@pytest.mark.parametrize("command", [command.name for command in app.registered_commands])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(cli, command):
     code, out, _ = cli(command, "--help")
     assert code == 0
     assert "Usage" in out
+
+
+def test_the_list_of_commands_says_of_each_what_its_own_help_begins_with():
+    for command in application().registered_commands:
+        first, *_ = inspect.getdoc(command.callback).split("\n")
+        assert COMMANDS[command.name].about == first
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["rnu"], ["run", "--help"], ["run", "--rouns"]])
+def test_help_and_wrong_arguments_are_answered_without_loading_torch(arguments):
+    code = (
+        "import sys; from fedsieve.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert "Usage" in done.stdout + done.stderr

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedsieve.core import options
 from fedsieve.core.errors import ConfigError
-from fedsieve.core.optimisers import SGD, Adam, Optimiser, Schedule
+from fedsieve.core.optimisers import SGD, Adam, Optimiser
+from fedsieve.core.schedules import Schedule
 from fedsieve.data.schemes import PARTITIONS
 from fedsieve.data.sources import SOURCES
 from fedsieve.models.zoo import MODELS

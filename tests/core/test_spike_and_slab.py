@@ -9,7 +9,14 @@ import torch
 from fedsieve.core import keys
 from fedsieve.core.gates import HardConcrete
 from fedsieve.core.keys import fold
-from fedsieve.core.spike_and_slab import Drawn, Gated, Slab, SpikeAndSlab, inverse_softplus
+from fedsieve.core.spike_and_slab import (
+    LEAST_SHARE,
+    Drawn,
+    Gated,
+    Slab,
+    SpikeAndSlab,
+    inverse_softplus,
+)
 
 AXES = {"conv": (1, 2, 3), "fc": (0,), "loose": ()}
 SHAPES = {"conv": (4, 3, 2, 2), "fc": (5, 6), "loose": (3, 2), "bias": (5,)}
@@ -109,6 +116,13 @@ def test_the_penalty_is_the_written_out_sum_over_single_weights(precision):
     assert found.item() == pytest.approx(expected - constant, rel=1e-3)
 
 
+def test_a_model_of_gated_weights_alone_is_tied_by_those():
+    it = SpikeAndSlab({"w": ()}, gate_cost=0, cross_entropy=0, precision=0.4, is_free=True)
+    local = Gated({"w": torch.tensor([3.0])}, {"w": torch.tensor([-1.0])})  # open: logit 1000
+    found = it.penalty(local, Slab({"w": torch.tensor([1.0])}, {"w": torch.tensor([0.0])}))
+    assert found.item() == pytest.approx(0.4 / 2 * (3 - 1) ** 2)
+
+
 def test_a_forward_pass_sees_hard_concrete_gates_one_for_each_group():
     it, local, key = prior(), gated(0), fold(3)
     effective = it.effective(local, key)
@@ -116,6 +130,20 @@ def test_a_forward_pass_sees_hard_concrete_gates_one_for_each_group():
         gates = HardConcrete().sample(logits, fold(key, "gates", name))
         torch.testing.assert_close(effective[name], local.weights[name] * gates)
     assert effective["bias"] is local.weights["bias"]
+
+
+@pytest.mark.parametrize("is_shifted", [False, True])
+def test_a_shifted_gate_is_open_in_training_as_often_as_in_uploads(is_shifted):
+    """Else P(z > 0) is sigmoid(l + 2/3 log 11), which is more (section 9, 6)."""
+    count, logit = 100_000, 0.3
+    it = SpikeAndSlab({"w": ()}, gate_cost=1, cross_entropy=0, is_free=True, is_shifted=is_shifted)
+    local = Gated({"w": torch.ones(count)}, {"w": torch.full((count,), -1e-3 * logit)})
+    share = (it.effective(local, fold(12))["w"] > 0).double().mean().item()
+    shift = 0 if is_shifted else 2 / 3 * math.log(11)
+    expected = 1 / (1 + math.exp(-logit - shift))
+    assert abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
+    cost = it.penalty(local, Slab(local.weights, {"w": torch.zeros(count)})).item()
+    assert cost / count == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_mean_of_ten_thousand_uploads_is_pi_times_the_weights():
@@ -178,7 +206,8 @@ def test_gates_that_all_clients_keep_are_opened_further():
     assert not any(g.any() for g in found.weights.values())
 
 
-def test_the_closed_form_takes_means_over_open_gates_and_theta_from_their_share():
+@pytest.mark.parametrize("most", [0.99, 0.6, 0.3])
+def test_the_closed_form_takes_means_over_open_gates_and_theta_from_their_share(most):
     it = SpikeAndSlab({"w": (1,)}, gate_cost=0, cross_entropy=0, is_free=True)
     centre = Gated({"w": torch.full((3, 2), 9.0), "b": torch.zeros(1)}, {"w": torch.zeros(3, 1)})
     gates = [[1, 0, 0], [1, 1, 0]]
@@ -187,11 +216,12 @@ def test_the_closed_form_takes_means_over_open_gates_and_theta_from_their_share(
         kept = torch.tensor(g)[:, None].bool()
         local = {"w": value * kept.float().expand(3, 2), "b": torch.full((1,), value)}
         replies.append(Drawn(local, {"w": kept}))
-    found = it.m_step(centre, replies, [0.25, 0.75], most=0.99)
+    found = it.m_step(centre, replies, [0.25, 0.75], most=most)
     assert found.weights["b"].item() == 0.25 * 2 + 0.75 * 4
     assert found.weights["w"][:, 0].tolist() == [0.25 * 2 + 0.75 * 4, 4.0, 9.0]
     theta = torch.sigmoid(it.logits(found)["w"])[:, 0]
-    torch.testing.assert_close(theta, torch.tensor([0.99, 0.75, 0.01]))
+    expected = torch.tensor([most, min(most, 0.75), LEAST_SHARE])
+    torch.testing.assert_close(theta, expected)
 
 
 @pytest.mark.parametrize("is_free", [False, True])

@@ -18,10 +18,26 @@ def some_channels(seed=0, share=0.5):
     return {n: uniform(fold(seed, n), s) < share for n, s in Channels().shapes(GRAPH).items()}
 
 
-def test_every_maskable_weight_has_a_gate_and_no_bias_has():
-    shapes = Weights().shapes(GRAPH)
+def test_every_weight_and_bias_of_the_papers_cnn_has_a_gate():
     params = TASK.init_params(fold(0))
-    assert shapes == {n: tuple(params[n].shape) for n in params if n.endswith("weight")}
+    assert Weights().shapes(GRAPH) == {n: tuple(p.shape) for n, p in params.items()}
+    assert Weights().size(GRAPH) == 44426  # specification flops, section 10
+
+
+def test_biases_can_be_left_without_gates():
+    params = TASK.init_params(fold(0))
+    weights = {n: tuple(p.shape) for n, p in params.items() if n.endswith("weight")}
+    assert Weights(biases=False).shapes(GRAPH) == weights
+    assert Weights(biases=False).size(GRAPH) == Channels().size(GRAPH) == GRAPH.maskable_size
+
+
+def test_the_largest_weights_and_biases_are_chosen_together():
+    params = TASK.init_params(fold(0))
+    flat = torch.cat([p.abs().flatten() for p in params.values()])
+    edge = flat.sort(descending=True).values[999]
+    chosen = Weights().choose(GRAPH, params, 1000)
+    assert chosen.keys() == params.keys()
+    assert all(torch.equal(mask, params[n].abs() >= edge) for n, mask in chosen.items())
 
 
 def test_expected_density_of_weights_is_the_mean_chance():

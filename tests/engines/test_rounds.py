@@ -19,10 +19,11 @@ from fedsieve.engines import post
 from fedsieve.engines.evaluate import evaluate
 from fedsieve.engines.pool import Pool
 from fedsieve.engines.post import Link, Post
-from fedsieve.engines.site import Failure, Site, Train
+from fedsieve.engines.site import Failure, Reply, Site, Train
+from fedsieve.methods import em
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.methods.local_only import LocalOnly, Nothing, State
-from fedsieve.wire.codec import encode
+from fedsieve.wire.codec import Decoder, encode
 from small import SETTINGS, rounds_of, small_job, steady
 
 
@@ -75,6 +76,40 @@ def test_a_failed_client_is_as_if_absent_and_counted(accident, tmp_path, caplog)
     assert arrived == set(range(5)) - (
         {bad} if accident == "raise" else set()
     )  # bytes that existed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: {n: w for n, w in weights.items() if n != "fc1.weight"},
+        lambda weights: weights | {"more": torch.zeros(1)},
+        lambda weights: weights | {"fc1.weight": torch.zeros(1, 1)},
+        lambda weights: weights | {"fc1.weight": weights["fc1.weight"].double()},
+        lambda weights: {},
+    ],
+    ids=["missing", "further", "another shape", "another type", "nothing"],
+)
+def test_a_client_with_other_tensors_than_it_was_sent_is_left_out(change, tmp_path):
+    rounds = rounds_of(small_job(method="fedavg", rounds=1, cohort=5), tmp_path)
+    inner = rounds.execute
+
+    def execute(requests):
+        for response in inner(requests):
+            if isinstance(response, Reply) and response.client == 2:
+                up = Decoder().decode(response.up.data, em.Up)
+                forged = up._replace(weights=change(up.weights))
+                yield response._replace(up=encode(forged))
+            else:
+                yield response
+
+    rounds.execute = execute
+    (played,) = rounds.play(rounds.start())
+    assert (played.row.clients, played.row.lost) == (4, [2])
+    without = rounds_of(small_job(method="fedavg", rounds=1, cohort=5), tmp_path / "without")
+    execute_all = without.execute
+    without.execute = lambda requests: execute_all(r for r in requests if r.client != 2)
+    (expected,) = without.play(without.start())
+    assert tree.equal(played.position.server, expected.position.server)
 
 
 def test_a_dead_worker_costs_one_client_and_is_replaced(tmp_path):

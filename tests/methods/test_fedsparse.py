@@ -124,6 +124,18 @@ def test_a_pruned_group_is_never_sent_nor_revived(theta, groups):
     assert tree.is_finite(after)
 
 
+@pytest.mark.parametrize("theta_start", [0.99, 0.8, 0.4])
+def test_a_group_that_no_client_keeps_is_pruned_if_theta_is_free(theta_start):
+    method = job_of(theta="free", theta_start=theta_start).method
+    server = method.init_server(fold(0, "init"))
+    gates = {n: torch.ones_like(a) for n, a in server.alive.items()}
+    gates["conv1.weight"] = gates["conv1.weight"].clone()
+    gates["conv1.weight"][3] = False
+    up = Up(gates, masks.apply(server.weights, gates), 1)
+    after = method.server_update(server, [up, up], fold(0, "server"))
+    assert tree.equal(after.alive, gates)
+
+
 def test_moments_of_pruned_groups_are_zero_and_others_are_not(tmp_path):
     job, last = played(tmp_path, rounds=6, **HARSH)
     server = last.position.server

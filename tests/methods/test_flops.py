@@ -9,7 +9,11 @@ import fedsieve
 from fedsieve.core import masks
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold, uniform
+from fedsieve.core.method import method_class
 from fedsieve.core.optimisers import ascend
+from fedsieve.methods.flops_pa import Sparse
+from fedsieve.models.task import ModelTask
+from fedsieve.models.zoo import read_model
 from small import rounds_of, small_job
 
 LINEAR = {"dataset": "synthetic(task=values, rows=200, test_rows=50, features=40, density=0.1)"}
@@ -51,6 +55,21 @@ def test_what_is_left_out_of_a_message_is_zero_with_the_mean_gate():
         gates = method.closed_form(logits_again)[name]
         torch.testing.assert_close(gates[mask], medians[name][mask])
         torch.testing.assert_close(gates[~mask], torch.full_like(gates[~mask], model.rest))
+
+
+def test_a_gate_that_was_sent_as_zero_is_not_taken_for_one_left_out():
+    """Section 5: z = zbar off the indices alone, w = 0 where z = 0; rounding may make it so."""
+    method = linear_job("flops_pa").method
+    model = Sparse(
+        {"fc.weight": torch.tensor([[True, True, False]])},
+        {"fc.weight": torch.tensor([[0.3, 0.01, 0.0]])},
+        {"fc.weight": torch.tensor([[0.5, 0.0, 0.0]])},
+        0.25,
+    )
+    weights, logits = method._expand(model)
+    torch.testing.assert_close(weights["fc.weight"], torch.tensor([[0.6, 0.0, 0.0]]))
+    gates = method.closed_form(logits)["fc.weight"]
+    torch.testing.assert_close(gates, torch.tensor([[0.5, 0.0, 0.25]]), rtol=0, atol=1e-6)
 
 
 def test_the_plain_inverse_is_the_logit_of_clamped_gates_times_beta():
@@ -183,14 +202,33 @@ def test_messages_have_the_sizes_of_the_paper(tmp_path):
             assert {m.paper_bytes for m in played.messages} == {expected}
 
 
+def test_messages_of_the_papers_cnn_count_its_biases_too():
+    """Section 7 with P = 44426: biases have gates like weights (section 10)."""
+    shape = (1, 28, 28)
+    task = ModelTask(lambda: read_model("lenet5").build(shape, 10), "classes", shape)
+    for name, expected in (("flops", 2 * 4 * 44426), ("flops_pa", 4 * 2 * 2221)):
+        method = method_class(name)(task=task, target_density=0.05)
+        down = method.broadcast(method.init_server(fold(0)), 0, fold(0))
+        assert method.paper_bytes(down) == expected
+
+
+GATED = {"dataset": "digits", "model": "mlp(hidden=[12])", "rounds": 3, "clients": 4}
+GATED_SIZE, GATED_BIASES = 64 * 12 + 12 * 10, 12 + 10
+
+
+@pytest.mark.parametrize("method", ["flops", "flops_pa", "flops_pa_central"])
+def test_the_density_asked_for_is_that_of_weights_and_biases(method):
+    result = fedsieve.run(method=method, target_density=0.07, lr=0.05, **GATED)
+    kept = sum(int(w.count_nonzero()) for w in result.model.values())
+    assert kept == math.floor(0.07 * (GATED_SIZE + GATED_BIASES))
+
+
 @pytest.mark.parametrize("method", ["flops", "flops_pa", "flops_pa_central", "fedavg_prune"])
-def test_the_density_asked_for_is_the_density_of_every_round(method):
-    result = fedsieve.run(
-        dataset="digits", model="mlp(hidden=[12])", method=method, rounds=3, clients=4,
-        target_density=0.07, lr=0.05,
-    )  # fmt: skip
-    size = 64 * 12 + 12 * 10
-    assert [row.density for row in result.rows] == [math.floor(0.07 * size) / size] * 3
+def test_without_gates_of_biases_the_density_of_weights_is_exact_in_every_round(method):
+    own = {} if method == "fedavg_prune" else {"units": "weights(biases=false)"}
+    result = fedsieve.run(method=method, target_density=0.07, lr=0.05, **GATED, **own)
+    expected = math.floor(0.07 * GATED_SIZE) / GATED_SIZE
+    assert [row.density for row in result.rows] == [expected] * 3
 
 
 def test_a_density_below_what_closed_gates_leave_is_refused_with_the_way_out():

@@ -172,13 +172,6 @@ def test_the_full_tier_of_em_is_the_stated_setting():
     assert em.datasets("smoke") == ("digits",)
 
 
-def test_bounds_from_above_are_judged():
-    most = Expected("density", AtMost(0.05), "ours")
-    assert judge(Measured(0.05, None, 1), most).kind == "within"
-    off = judge(Measured(0.07, None, 1), most)
-    assert (off.kind, off.text) == ("off", "0.02 above 0.05")
-
-
 def test_single_rows_of_a_tier_may_have_settings_of_their_own():
     recipe = find("vardrop_random")
     dense, sparse, *_ = recipe.rows

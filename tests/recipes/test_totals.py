@@ -84,6 +84,26 @@ def test_formulas_agree_with_arithmetic_by_hand_and_with_print(
     assert judge(figure).agreement == "exact"
 
 
+@pytest.mark.parametrize(
+    ("name", "millions", "images", "printed"),
+    [
+        ("ResNet-18, CIFAR-10", 11.7, 35 * 50_000, 297.5),
+        ("ResNet-18, GTSRB", 11.7, 30 * 39_209, 200.3),
+        ("VGG-like, SVHN", 18.8, 35 * 73_257, 702.2),
+        ("CifarNet, MNIST", 1.3, 10 * 60_000, 11.5),
+        ("CifarNet, Fashion-MNIST", 1.3, 30 * 60_000, 34.5),
+    ],
+)
+def test_volumes_of_variational_dropout_follow_from_its_formula(
+    figures, name, millions, images, printed
+):
+    """2 * 4 P bytes a step of 4 x 128 images, as exactly as P is printed."""
+    figure = figures[f"VD baseline, {name}"]
+    assert float(figure.ours) == pytest.approx(8 * millions * 1e6 * images / 512 / 2**30)
+    assert float(figure.ours) == pytest.approx(printed, rel=0.05 / millions)
+    assert float(figure.printed) == printed
+
+
 def test_known_misprints_are_shown_as_differences(figures):
     misprints = {
         "FedAvg, lenet5_caffe, Fashion-MNIST": (Decimal("137.76"), "133.8"),

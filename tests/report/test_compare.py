@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fedsieve.cli.app import main
 from fedsieve.config import make, to_toml
 from fedsieve.core.errors import ConfigError
 from fedsieve.ledger.rows import Row, Summary, best, last
@@ -66,20 +65,6 @@ def folder(found, path):
     (path / "rounds.jsonl").write_bytes(lines)
     (path / "evaluations.jsonl").write_bytes(b"")
     return path
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["fedsieve", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as exit_:
-            code = exit_.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def test_every_axis_adds_up_its_own_fields():

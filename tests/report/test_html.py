@@ -10,7 +10,6 @@ import tomli_w
 import torch
 
 import fedsieve
-from fedsieve.cli.app import main
 from fedsieve.config import make, read_toml
 from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.engines.folder import RunFolder
@@ -250,20 +249,21 @@ def test_ticks_are_round():
     assert tag("a", "<", href='"') == '<a href="&quot;">&lt;</a>'
 
 
-def test_wrong_arguments_are_explained(runs, tmp_path, monkeypatch, capsys):
+def test_wrong_arguments_are_explained(runs, tmp_path):
     with pytest.raises(ConfigError, match="1 to 24"):
         page.write([], tmp_path / "x.html")
     with pytest.raises(ConfigError, match="existing folder"):
         page.write(runs, tmp_path / "missing" / "x.html")
     with pytest.raises(DataError, match=r"result\.json"):
         page.write([tmp_path], tmp_path / "x.html")
-    out = tmp_path / "cli.html"
-    monkeypatch.setattr("sys.argv", ["fedsieve", "report", *map(str, runs), "-o", str(out)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    assert "cli.html" in capsys.readouterr().out
-    assert out.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_command_writes_the_page_and_says_where(cli, runs, tmp_path):
+    path = tmp_path / "cli.html"
+    code, out, err = cli("report", *runs, "-o", path)
+    assert code == 0, err
+    assert str(path) in out
+    assert path.read_text().startswith("<!DOCTYPE html>")
 
 
 @in_browser

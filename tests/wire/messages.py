@@ -1,4 +1,4 @@
-"""Messages that the wire tests share, and a way to forge frames."""
+"""Messages that the wire tests share, and ways to forge and to damage frames."""
 
 import struct
 from typing import Annotated, NamedTuple
@@ -70,3 +70,22 @@ def forged(
     } | changes
     blocks = names + mask + floats + others
     return sealed(msgspec.msgpack.encode([*header.values(), *more]), blocks)
+
+
+def damaged(rng, data):
+    """A copy of `data` with some bytes changed, cut off, added, or all replaced."""
+    new = bytearray(data)
+    match rng.integers(5):
+        case 0:
+            new[rng.integers(len(new))] ^= 1 << rng.integers(8)
+        case 1:
+            for _ in range(rng.integers(1, 6)):
+                new[rng.integers(min(len(new), 32))] = rng.integers(256)
+        case 2:
+            del new[rng.integers(len(new)) :]
+        case 3:
+            new += rng.bytes(rng.integers(1, 9))
+        case _:
+            new[1:] = rng.bytes(rng.integers(0, 60))
+            new[0] = rng.integers(9)
+    return memoryview(bytes(new))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsieve.methods import em, fediter_ht
+from fedsieve.methods import em, fediter_ht, fedmix
 from fedsieve.wire import limit
 
 
@@ -28,3 +28,9 @@ def test_a_message_adds_masks_and_kept_values():
     message = fediter_ht.Up(mask, weights, 5)
     assert limit.message_bytes(message) == pytest.approx((4 + 3 * 24 + 3) / 8)  # 5 takes 3 bits
     assert limit.message_bytes(em.Up(weights | {"w": torch.ones(4)}, 0)) == pytest.approx(121 / 8)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_exact_fields_cost_as_much_at_every_precision(precision):
+    message = fedmix.Down({}, {"shares": torch.tensor([0.5, 0.75])}, 0)
+    assert limit.message_bytes(message, precision) == pytest.approx((2 * 24 + 1) / 8)

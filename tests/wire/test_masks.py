@@ -18,6 +18,7 @@ from fedsieve.wire import ans, changes, masks
 from fedsieve.wire.changes import decode_change, encode_change
 from fedsieve.wire.masks import ROWS, decode_mask, encode_mask
 from fedsieve.wire.places import rice_bytes
+from wire.messages import damaged
 
 LENET = ((20, 25), (50, 500), (500, 800), (10, 500))
 
@@ -334,25 +335,6 @@ def test_a_level_is_within_a_sixteenth_of_its_value(value):
     assert value < 8 or abs(found - value) <= value / 16
 
 
-def damaged(rng, data):
-    """A copy of `data` with some bytes changed, cut off, added, or all replaced."""
-    new = bytearray(data)
-    match rng.integers(5):
-        case 0:
-            new[rng.integers(len(new))] ^= 1 << rng.integers(8)
-        case 1:
-            for _ in range(rng.integers(1, 6)):
-                new[rng.integers(min(len(new), 24))] = rng.integers(256)
-        case 2:
-            del new[rng.integers(len(new)) :]
-        case 3:
-            new += rng.bytes(rng.integers(1, 9))
-        case _:
-            new[1:] = rng.bytes(rng.integers(0, 60))
-            new[0] = rng.integers(9)
-    return memoryview(bytes(new))
-
-
 def outcome(decode, size):
     """What became of damaged bytes: refused, or a mask of the right size."""
     try:
@@ -452,8 +434,8 @@ def fingerprint():
 
 
 def test_the_bytes_are_the_same_in_another_process():
-    code = "import test_masks; print(test_masks.fingerprint())"
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    code = "from wire.test_masks import fingerprint; print(fingerprint())"
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     run = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -471,6 +453,12 @@ def test_rows_kept_or_dropped_whole_cost_one_flag_a_row():
     data = encode_mask(kept, LENET)
     assert np.array_equal(decode_mask(memoryview(data), LENET), kept)
     assert len(data) <= 1.05 * rows.size / 8  # half of them: one bit each
+
+
+def test_a_mask_without_tensors_has_no_rows():
+    for data in (bytes([ROWS]), bytes([ROWS, 0]), bytes([ROWS, 2, 0])):
+        with pytest.raises(WireError, match="coder"):
+            decode_mask(memoryview(data), ())
 
 
 def test_flags_of_rows_are_not_nested():

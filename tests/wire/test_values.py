@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from fedsieve.core.errors import WireError
 from fedsieve.wire import ans, bits, halves, masks, places, symbols, values
 from fedsieve.wire.values import TYPES, decode_values
+from wire.messages import damaged
 
 
 def encode_values(array, kind="f4"):
@@ -214,25 +215,6 @@ def test_values_come_back_without_constriction(kind, zeros, monkeypatch):
 def test_arrays_of_another_type_or_shape_are_refused(array, kind):
     with pytest.raises(WireError, match="type and dimensions"):
         encode_values(array, kind)
-
-
-def damaged(rng, data):
-    """A copy of `data` with some bytes changed, cut off, added, or all replaced."""
-    new = bytearray(data)
-    match rng.integers(5):
-        case 0:
-            new[rng.integers(len(new))] ^= 1 << rng.integers(8)
-        case 1:
-            for _ in range(rng.integers(1, 6)):
-                new[rng.integers(min(len(new), 32))] = rng.integers(256)
-        case 2:
-            del new[rng.integers(len(new)) :]
-        case 3:
-            new += rng.bytes(rng.integers(1, 9))
-        case _:
-            new[1:] = rng.bytes(rng.integers(0, 60))
-            new[0] = rng.integers(9)
-    return memoryview(bytes(new))
 
 
 def test_damaged_bytes_are_refused_or_give_values_of_the_right_size():

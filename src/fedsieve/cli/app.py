@@ -2,52 +2,97 @@
 
 import logging
 import sys
+from collections.abc import Collection
+from importlib import import_module
+from typing import NamedTuple
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from fedsieve.cli import (
-    compare,
-    deploy,
-    export,
-    inspect,
-    lists,
-    partition,
-    plan,
-    report,
-    reproduce,
-    run,
-    sweep,
-    tune,
-    watch,
-)
 from fedsieve.core.errors import FedsieveError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    help="Sparse, communication-efficient, probabilistic federated learning on PyTorch.",
-)
-app.command("run")(run.run)
-app.command("watch")(watch.watch)
-app.command("plan")(plan.plan)
-app.command("reproduce")(reproduce.reproduce)
-app.command("inspect")(inspect.inspect_path)
-app.command("methods")(lists.methods)
-app.command("datasets")(lists.datasets)
-app.command("models")(lists.models)
-app.command("partition")(partition.partition)
-app.command("export")(export.export)
-app.command("report")(report.report)
-app.command("compare")(compare.compare_runs)
-app.command("sweep")(sweep.run_sweep)
-app.command("tune")(tune.run_tune)
-app.command("deploy")(deploy.deploy)
-app.command("node")(deploy.node)
-app.command("cert")(deploy.cert)
+
+class Command(NamedTuple):
+    """Where a command is, and what the list of all commands says about it."""
+
+    module: str
+    function: str
+    about: str
+
+
+COMMANDS = {
+    "run": Command("run", "run", "Run a federated job."),
+    "watch": Command(
+        "watch",
+        "watch",
+        "Follow a running job: scores, bytes, density, time left, and curves over its rounds.",
+    ),
+    "plan": Command("plan", "plan", "Predict bytes, FLOPs, memory and time of a run."),
+    "reproduce": Command(
+        "reproduce",
+        "reproduce",
+        "Run a table of a paper again and compare, or list the tables there are.",
+    ),
+    "inspect": Command(
+        "inspect",
+        "inspect_path",
+        "Show what every byte of a message is, or where the bytes of a run went.",
+    ),
+    "methods": Command("lists", "methods", "List methods, or explain one with all its options."),
+    "datasets": Command("lists", "datasets", "List data sets and whether their files are there."),
+    "models": Command("lists", "models", "List models and their options."),
+    "partition": Command(
+        "partition",
+        "partition",
+        "Split a data set over clients and show sizes, skew and fingerprint.",
+    ),
+    "export": Command(
+        "export",
+        "export",
+        "Write the global model of a run as a smaller dense network with equal outputs.",
+    ),
+    "report": Command(
+        "report",
+        "report",
+        "Write one self-contained HTML page about runs: results, curves, bytes, masks, clients.",
+    ),
+    "compare": Command(
+        "compare",
+        "compare_runs",
+        "Compare runs at equal communication, equal FLOPs and equal rounds.",
+    ),
+    "sweep": Command("sweep", "run_sweep", "Run every combination of settings, for several seeds."),
+    "tune": Command(
+        "tune", "run_tune", "Tune settings by random search; test data is not looked at."
+    ),
+    "deploy": Command("deploy", "deploy", "Run a job on nodes that hold the data (server side)."),
+    "node": Command(
+        "deploy", "node", "Take part in a deployment (client side); data never leaves this machine."
+    ),
+    "cert": Command("deploy", "cert", "Make certificates and keys for a deployment."),
+}
+
+
+def application(called: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
+    """The command line, with only the `called` commands imported: torch takes seconds."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        help="Sparse, communication-efficient, probabilistic federated learning on PyTorch.",
+    )
+    for name, (module, function, about) in COMMANDS.items():
+        if name in called:
+            app.command(name)(getattr(import_module(f"fedsieve.cli.{module}"), function))
+        else:
+            app.command(name, help=about)(_listed)
+    return app
+
+
+def _listed() -> None:
+    """Stands for a command that is not called."""
 
 
 def main() -> None:
@@ -59,7 +104,7 @@ def main() -> None:
         handlers=[RichHandler(console=console, show_time=False, show_path=False)],
     )
     try:
-        app()
+        application(sys.argv[1:2])()
     except FedsieveError as error:
         console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

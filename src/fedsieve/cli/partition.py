@@ -1,6 +1,7 @@
 """`fedsieve partition`: see how data is split before anything is trained."""
 
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import msgspec
@@ -61,7 +62,7 @@ def partition(
         return
     sizes = sorted(share.train for share in shares)
     console = Console()
-    middle = sizes[len(sizes) // 2]
+    middle = f"{median(sizes):.9g}"
     typer.echo(f"{data.name}: {how} over {len(shares)} clients")
     typer.echo(
         f"training examples {sizes[0]} to {sizes[-1]}, median {middle}, {sum(sizes)} in all; "

@@ -144,7 +144,7 @@ def print_summary(summary: Summary, out: Path | None) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     fingerprint = f"{summary.partition}  [{summary.partition_fingerprint}]"
     table.add_row("run", f"{summary.method} on {summary.dataset}, {summary.model}")
-    table.add_row("clients", f"{summary.num_clients}  {fingerprint}".replace("[", r"\["))
+    table.add_row("clients", f"{summary.num_clients}  {fingerprint}")
     table.add_row("rounds", f"{summary.rounds} ({summary.stopped}) in {duration(summary.seconds)}")
     for name in ("global_accuracy", "local_accuracy"):
         value, top = getattr(summary, name), getattr(summary, f"best_{name}")
@@ -164,7 +164,7 @@ def print_summary(summary: Summary, out: Path | None) -> None:
     table.add_row("model", summary.model_hash)
     if out is not None:
         table.add_row("folder", str(out))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def megabytes(count: int) -> str:

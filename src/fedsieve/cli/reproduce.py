@@ -7,12 +7,12 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 import fedsieve.recipes  # noqa: F401 - registers the recipes
 from fedsieve.api import Watcher
 from fedsieve.cli import settings as s
+from fedsieve.cli.compare import console
 from fedsieve.cli.progress import duration, megabytes, shown
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.data.sources import catalogue
@@ -121,11 +121,11 @@ def _list(data_root: Path | None) -> None:
             cost = estimate(recipe, tier)
             time = "unknown" if cost.core_seconds is None else duration(cost.core_seconds)
             table.add_row("", tier, str(cost.rows), str(cost.rounds), time, needed)
-    console = _console()
-    console.print(table)
+    page = console()
+    page.print(table)
     for recipe in registered().values():
-        console.print(f"{recipe.name}: {recipe.title} ({recipe.source}).", highlight=False)
-    console.print(
+        page.print(f"{recipe.name}: {recipe.title} ({recipe.source}).", highlight=False)
+    page.print(
         f"Rounds and time are for one seed of all rows. Time is a rough guess from "
         f"assumed figures: {MACS_PER_SECOND / 1e9:.0f} GMAC/s per core and "
         f"{STEP_SECONDS * 1e3:g} ms for each mini-batch.",
@@ -142,12 +142,12 @@ def _print_figures(recipe: Calculated, *, as_json: bool) -> None:
     table = Table("figure", "formula", "printed", "ours", "unit", "verdict", box=None)
     for f, verdict in judged:
         table.add_row(f.label, f.formula, f.printed or "-", _digits(f.ours), f.unit, verdict.text)
-    console = _console()
-    console.print(f"{recipe.title} ({recipe.source})", highlight=False)
-    console.print(table)
+    page = console()
+    page.print(f"{recipe.title} ({recipe.source})", highlight=False)
+    page.print(table)
     counts = [v.agreement for _, v in judged]
     words = [f"{counts.count(w)} {w}" for w in dict.fromkeys(counts)]
-    console.print(f"{len(counts)} figures: {', '.join(words)}", highlight=False)
+    page.print(f"{len(counts)} figures: {', '.join(words)}", highlight=False)
 
 
 def _print_outcome(recipe: Recipe | Study, outcome: Outcome) -> None:
@@ -164,29 +164,23 @@ def _print_outcome(recipe: Recipe | Study, outcome: Outcome) -> None:
     for label, cost in outcome.costs.items():
         sent = (megabytes(round(count)) for count in (cost.true_bytes, cost.paper_bytes))
         costs.add_row(label, *sent, f"{cost.macs_dense:.3g}")
-    console = _console()
-    console.print(
+    page = console()
+    page.print(
         f"{recipe.title} ({recipe.source}); tier {outcome.tier}; mean +- sample standard "
         "deviation over n seeds",
         highlight=False,
     )
-    console.print(table)
+    page.print(table)
     if outcome.costs:
-        console.print(costs)
+        page.print(costs)
     expected = [line.expected for line in outcome.lines if line.expected is not None]
     sources = dict.fromkeys(f"{x.metric} {_expected(x)}: {x.source}" for x in expected)
     verdicts = [line.verdict for line in outcome.lines]
     reasons = dict.fromkeys(v.text for v in verdicts if v.kind == "not comparable")
     for text in (*sources, *reasons):
-        console.print(text, highlight=False, markup=False)
+        page.print(text, highlight=False, markup=False)
     if outcome.unfinished:
-        console.print(f"not finished: {'; '.join(outcome.unfinished)}", highlight=False)
-
-
-def _console() -> Console:
-    """The terminal; in a pipe or a log lines are not broken at 80 characters."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, 200))
+        page.print(f"not finished: {'; '.join(outcome.unfinished)}", highlight=False)
 
 
 def _verdict(line: Line) -> str:

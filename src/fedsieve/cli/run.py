@@ -5,11 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedsieve import api
-from fedsieve.api import Watcher
 from fedsieve.cli import settings as s
-from fedsieve.cli.progress import Rows, conclude, shown
-from fedsieve.trackers import Several, tracker
 
 
 def run(
@@ -63,6 +59,11 @@ def run(
     fedsieve run --out runs/long --track tensorboard:boards/long
     ```
     """
+    # torch takes seconds: help and wrong options are answered before.
+    from fedsieve import api  # noqa: PLC0415
+    from fedsieve.cli.progress import Rows, conclude, shown  # noqa: PLC0415
+    from fedsieve.trackers import Several, tracker  # noqa: PLC0415
+
     given = {
         "method": method,
         "dataset": dataset,
@@ -84,7 +85,7 @@ def run(
         "checkpoint_every": checkpoint_every,
         "save_messages": save_messages,
     }
-    view = Rows() if json else Watcher() if quiet else shown()
+    view = Rows() if json else api.Watcher() if quiet else shown()
     watcher = Several(view, *map(tracker, track or []))
     with watcher:
         result = api.run(

@@ -5,7 +5,6 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from fedsieve.config import read_toml
 from fedsieve.core.errors import ConfigError
 
 Option = typer.Option
@@ -46,6 +45,8 @@ Set: TypeAlias = Annotated[
 
 def collect(config: Path | None, set_: list[str] | None, given: dict[str, Any]) -> dict[str, Any]:
     """Settings of the file, then of the options, then of `--set`."""
+    from fedsieve.config import read_toml  # noqa: PLC0415 - as in `run`
+
     settings = read_toml(config) if config is not None else {}
     for name, value in given.items():
         if value is not None:

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules as values; their moments are data.
+"""Optimisers as values; their moments are data.
 
 `step` works in place on tensors its caller owns: the local loop on its working copy, `update` on
 fresh copies. The rate is an argument, so that a schedule or a method can set it. Update rules
@@ -17,6 +17,11 @@ from torch import Tensor
 
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.options import in_range
+
+# Known here, too, under the names by which `pfnm` and `threshold_training` ask for them.
+from fedsieve.core.schedules import Constant as Constant  # noqa: PLC0414 - as above
+from fedsieve.core.schedules import Exponential as Exponential  # noqa: PLC0414 - as above
+from fedsieve.core.schedules import Schedule as Schedule  # noqa: PLC0414 - as above
 
 Moments: TypeAlias = dict[str, Tensor]  # "slot/name" -> tensor, and "step"
 Tensors: TypeAlias = list[Tensor] | tuple[Tensor, ...]
@@ -187,78 +192,6 @@ def ascend(multiplier: Tensor, gap: Tensor, lr: float) -> Tensor:
     return torch.where(gap > 0, multiplier + lr * gap, 0)
 
 
-@dataclass(frozen=True)
-class Constant:
-    """The rate stays as it is."""
-
-    def factor(self, t: int) -> float:
-        return 1.0
-
-
-@dataclass(frozen=True)
-class Exponential:
-    """rate * max(gamma^round, floor)."""
-
-    gamma: float
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        in_range("exponential: gamma", self.gamma, 0, 1)
-        in_range("exponential: floor", self.floor, 0)
-
-    def factor(self, t: int) -> float:
-        return max(self.gamma**t, self.floor)
-
-
-@dataclass(frozen=True)
-class Stepwise:
-    """rate * gamma^(round // every)."""
-
-    every: int
-    gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        in_range("stepwise: every", self.every, 1)
-        in_range("stepwise: gamma", self.gamma, 0, 1)
-
-    def factor(self, t: int) -> float:
-        return float(self.gamma ** (t // self.every))
-
-
-@dataclass(frozen=True)
-class Cosine:
-    """Half a cosine from the rate to `floor` of it at round `until`."""
-
-    until: int
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        in_range("cosine: until", self.until, 1)
-        in_range("cosine: floor", self.floor, 0)
-
-    def factor(self, t: int) -> float:
-        share = min(t / self.until, 1.0)
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A straight line from the rate to `floor` of it at round `until`."""
-
-    until: int
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        in_range("linear: until", self.until, 1)
-        in_range("linear: floor", self.floor, 0)
-
-    def factor(self, t: int) -> float:
-        return 1 - (1 - self.floor) * min(t / self.until, 1.0)
-
-
-Schedule: TypeAlias = Constant | Exponential | Stepwise | Cosine | Linear
-
-
 def init_moments(optimiser: Stepper, params: Params) -> Moments:
     """Zero moments for every tensor, and the count of steps done."""
     slots = {f"{s}/{n}": torch.zeros_like(p) for s in optimiser.slots for n, p in params.items()}
@@ -275,18 +208,19 @@ def update(
 ) -> tuple[Params, Moments]:
     """One pure step: new parameters and moments, inputs untouched.
 
-    Where a gradient is not `present`, moments become 0, so that no momentum moves the parameter on.
+    Where a gradient is not `present`, the parameter stays as it is and its moments become 0.
     """
     fresh = {name: value.clone() for name, value in params.items()}
     after = {slot: value.clone() for slot, value in moments.items()}
-    for slot, value in after.items():
-        name = slot.partition("/")[2]
-        if present and name in present:
-            value.mul_(present[name])
     after["step"] += 1
     slots = [[after[f"{slot}/{name}"] for name in fresh] for slot in optimiser.slots]
     gradients = [grads[name] for name in fresh]
     optimiser.step(list(fresh.values()), gradients, slots, int(after["step"]), lr)
+    for name, is_present in (present or {}).items():
+        if name in fresh:
+            fresh[name] = fresh[name].where(is_present, params[name])
+            for slot in optimiser.slots:
+                after[f"{slot}/{name}"].mul_(is_present)
     return fresh, after
 
 

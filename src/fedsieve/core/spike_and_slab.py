@@ -27,6 +27,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Mask, Params
 
 CLOSED = 1000.0  # minus the logit of a gate that is closed for good: sigmoid is exactly 0
+LEAST_SHARE = 1e-6  # of open gates, as the closed form takes it: the logit of 0 is infinite
 
 
 class Gated(NamedTuple):
@@ -60,6 +61,7 @@ class SpikeAndSlab:
     precision: float = 0.0  # lambda: of open weights around the server's
     temperature: float = 1e-3  # T
     is_free: bool = False
+    is_shifted: bool = False  # P(z > 0) of a hard-concrete gate is pi, not a little more
     concrete: HardConcrete = field(default_factory=HardConcrete)
 
     def logits(self, local: Gated) -> Params:
@@ -95,7 +97,7 @@ class SpikeAndSlab:
     def effective(self, local: Gated, key: Key) -> Params:
         """The weights times one hard-concrete draw for each group."""
         gates = {
-            n: self.concrete.sample(logits, fold(key, "gates", n))
+            n: self.concrete.sample(self._location(logits), fold(key, "gates", n))
             for n, logits in self.logits(local).items()
         }
         return {n: w * gates[n] if n in gates else w for n, w in local.weights.items()}
@@ -105,15 +107,15 @@ class SpikeAndSlab:
         total = torch.zeros(())
         for name, logits in self.logits(local).items():
             weight, theta = local.weights[name], centre.logits[name]
-            active = self.concrete.active_prob(logits)
+            active = self.concrete.active_prob(self._location(logits))
             size = weight.numel() // logits.numel()
             cost = self.gate_cost * size - self.cross_entropy * theta  # log(1 - theta) is constant
             total = total + (active * cost).sum()
             if self.precision:
                 drift = (weight - centre.weights[name]).square()
                 total = total + self.precision / 2 * (active * drift).sum()
-        if self.precision:
-            bare = {n: w for n, w in centre.weights.items() if n not in self.axes}
+        bare = {n: w for n, w in centre.weights.items() if n not in self.axes}
+        if self.precision and bare:
             total = total + self.precision / 2 * tree.sq_dist(bare, local.weights)
         return total
 
@@ -155,10 +157,14 @@ class SpikeAndSlab:
             for n, mean in means.items()
         }
         raw = {
-            n: -self.temperature * torch.logit(share.clamp(1 - most, most))
+            n: -self.temperature * torch.logit(share.clamp(LEAST_SHARE, most))
             for n, share in opened.items()
         }
         return Gated(weights, raw)
+
+    def _location(self, logits: Tensor) -> Tensor:
+        """Of hard-concrete gates: the logits of pi, or where P(z > 0) = pi (section 9, 6)."""
+        return logits - self.concrete.shift if self.is_shifted else logits
 
 
 def inverse_softplus(value: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """What one gate opens: a single weight, or a whole channel with all that writes to it.
 
-Gates, their logits and the choice of those kept are dicts of tensors: one entry for each maskable
-weight tensor (Weights), or one for each space of channels that can be cut (Channels).
+Gates, their logits and the choice of those kept are dicts of tensors: one entry for each tensor of
+maskable weights or their biases (Weights), or one for each space of channels that can be cut
+(Channels).
 """
 
 import math
@@ -19,27 +20,38 @@ from fedsieve.core.message import Mask, Params
 
 @dataclass(frozen=True)
 class Weights:
-    """A gate for each weight that may be masked."""
+    """A gate for each weight that may be masked, and for each bias beside such weights."""
+
+    biases: bool = True
 
     def shapes(self, graph: LayerGraph) -> dict[str, tuple[int, ...]]:
         """Shapes of the gates."""
-        return {x.weight: x.shape for x in graph.layers if x.weight in graph.maskable}
+        found = dict[str, tuple[int, ...]]()
+        for layer, _ in _layers(graph):
+            found[layer.weight] = layer.shape
+            if self.biases and layer.bias is not None:
+                found[layer.bias] = layer.shape[:1]
+        return found
+
+    def size(self, graph: LayerGraph) -> int:
+        """P: of how many numbers a density is the share kept."""
+        return sum(math.prod(shape) for shape in self.shapes(graph).values())
 
     def spread(self, graph: LayerGraph, gates: Params) -> Params:
         """What each gated tensor is multiplied by."""
         return gates
 
     def density(self, graph: LayerGraph, prob: Params) -> Tensor:
-        """The expected share of maskable weights kept, if gates are open with these chances."""
+        """The expected share of the `size` numbers kept, if gates are open with these chances."""
         sums = [p.sum() for p in prob.values()]
-        return (sums[0] if len(sums) == 1 else torch.stack(sums).sum()) / graph.maskable_size
+        return (sums[0] if len(sums) == 1 else torch.stack(sums).sum()) / self.size(graph)
 
     def choose(self, graph: LayerGraph, effective: Params, kept: int) -> Mask:
-        """The gates to keep, so that `kept` weights remain: those of the largest weights."""
-        return masks.top_k(effective, graph.maskable, kept)
+        """The gates to keep, so that `kept` numbers remain: those of the largest ones."""
+        return masks.top_k(effective, tuple(self.shapes(graph)), kept)
 
     def cover(self, graph: LayerGraph, chosen: Mask) -> Mask:
-        """The weights that remain if the chosen gates alone are open."""
+        """The numbers that remain if the chosen gates alone are open."""
         return chosen
 
 
@@ -48,6 +60,7 @@ class Channels:
     """A gate for each channel that can be cut: its filters or rows, biases and normalisation.
 
     A weight remains if the channels it reads and writes both do, which is what compaction keeps.
+    Densities are shares of the maskable weights.
     """
 
     def shapes(self, graph: LayerGraph) -> dict[str, tuple[int, ...]]:
@@ -57,6 +70,9 @@ class Channels:
                 "units=channels: the model has no channel that could be cut out. Use units=weights."
             )
         return found
+
+    def size(self, graph: LayerGraph) -> int:
+        return graph.maskable_size
 
     def spread(self, graph: LayerGraph, gates: Params) -> Params:
         found = {}

@@ -84,7 +84,7 @@ class RunFolder:
     def keep_support(self, number: int, gates: Mask | Params) -> None:
         """Keep where the global model is not 0, or its gates in steps of 1/255.
 
-        Of many rounds, evenly spread ones.
+        Of many rounds about evenly spread ones, the first and the last among them.
         """
         self.supports.mkdir(exist_ok=True)
         flat = np.concatenate([g.numpy().reshape(-1) for g in gates.values()])
@@ -94,8 +94,9 @@ class RunFolder:
         blob.write(self.supports / name, data.tobytes())
         kept = kept_supports(self.path)
         if len(kept) > MOST_SUPPORTS:
-            for path in kept[1::2]:
-                path.unlink()
+            rounds = [int(path.stem) for path in kept]
+            gaps = [after - before for before, after in zip(rounds, rounds[2:], strict=False)]
+            kept[1 + gaps.index(min(gaps))].unlink()  # the one between the nearest neighbours
 
     def save(self, position: Position, stores: Stores) -> None:
         """Write a checkpoint, then drop what no checkpoint needs any more.

@@ -12,7 +12,7 @@ from fedsieve.wire.codec import Bools, Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.precision import Precision
-from fedsieve.wire.schema import Hash, schema_of
+from fedsieve.wire.schema import Hash, schema_of, unpacked
 
 KEPT_SCHEMAS = 8  # of each direction of a link
 
@@ -98,6 +98,25 @@ class Post:
             return self._method.broadcast(self._server, client, self._key)
         whole = self.letter(client, Link())
         return Decoder().decode(whole.payload.data, type(self._last))
+
+
+def misfit(up: Any, letter: Letter) -> str:
+    """How the tensors of a reply differ from those of its broadcast; empty if they do not.
+
+    In a field that both have they must be the same. A field that goes by a mask may have none:
+    nothing is sent. So may a broadcast, before the first reply, and then anything fits.
+    """
+    if not up or not letter.schema:
+        return ""
+    asked = {part.name: part for part in unpacked(letter.schema).parts}
+    for part in schema_of(up)[0].parts:
+        other = asked.get(part.name)
+        if other is None or not other.entries or set(part.entries) == set(other.entries):
+            continue
+        if part.entries or part.role in {"dense", "exact"}:
+            names = {e.name for e in {*part.entries} ^ {*other.entries}}
+            return f"{part.name}: other tensors than it was sent, {', '.join(sorted(names)[:3])}"
+    return ""
 
 
 def frames_of(

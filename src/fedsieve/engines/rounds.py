@@ -14,7 +14,7 @@ from fedsieve.data.federation import Federation
 from fedsieve.engines.account import Accepted, Exchange, account, load_of
 from fedsieve.engines.evaluate import Scores, evaluate, shares_of_cohort
 from fedsieve.engines.plan import Plan
-from fedsieve.engines.post import Letter, Link, Links, Post, frames_of, sent
+from fedsieve.engines.post import Letter, Link, Links, Post, frames_of, misfit, sent
 from fedsieve.engines.recall import MaskTable, recall, remember
 from fedsieve.engines.site import (
     Executor,
@@ -247,6 +247,8 @@ class Rounds:
             return Refusal(reply.client, str(error))
         except WireError as error:
             return Failure(reply.client, f"its message cannot be read: {error}")
+        if difference := misfit(up, letters[reply.client]):
+            return Failure(reply.client, f"its message does not fit: {difference}")
         if not tree.is_finite(up):
             return Failure(reply.client, "its message has non-finite values")
         return Accepted(reply, up)

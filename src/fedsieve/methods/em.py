@@ -17,9 +17,10 @@ from fedsieve.core import local, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Mask, Params
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Task
-from fedsieve.core.optimisers import SGD, Constant, Moments, Optimiser, Schedule
+from fedsieve.core.optimisers import SGD, Moments, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.priors import PointPrior, Prior
+from fedsieve.core.schedules import Constant, Schedule
 
 
 class _Numbered(Protocol):
@@ -132,8 +133,6 @@ class HardEM(
 
     def trainable(self, weights: Params) -> Params:
         """The weights without statistics."""
-        if not self.task.buffers:
-            return weights
         return {n: v for n, v in weights.items() if n not in self.task.buffers}
 
     def statistics(self, replies: Sequence[UpT], shares: Sequence[float]) -> Params:

@@ -18,8 +18,9 @@ from fedsieve.core import local, masks, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Kept, Params
 from fedsieve.core.method import Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import Adam, Constant, Optimiser, Schedule
+from fedsieve.core.optimisers import Adam, Optimiser
 from fedsieve.core.options import in_range
+from fedsieve.core.schedules import Constant, Schedule
 
 
 class Server(NamedTuple):

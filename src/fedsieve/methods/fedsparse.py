@@ -63,6 +63,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
     groups: Literal["features", "units", "weights"] = "features"  # of linear layers; see docs
     ungated: tuple[str, ...] = ()  # weights without gates, such as fc.weight
     theta: Literal["thresholds", "free"] = "thresholds"  # free: M-step in closed form
+    location: Literal["logit", "shifted"] = "logit"  # of gates in training; shifted: P(z > 0) = pi
     temperature: float = 1e-3  # T
     theta_start: float = 0.99  # theta of all groups at the start
     prune_below: float = 0.1  # eps: a group with a smaller theta is pruned for good
@@ -96,6 +97,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
             precision=self.proximal,
             temperature=self.temperature,
             is_free=self.theta == "free",
+            is_shifted=self.location == "shifted",
         )
 
     def init_server(self, key: Key) -> Server:

@@ -23,8 +23,9 @@ from fedsieve.core import local, masks, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Kept, Mask, Params, Scalar
 from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
-from fedsieve.core.optimisers import SGD, Constant, DualAscent, Optimiser, Schedule
+from fedsieve.core.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.core.options import in_range
+from fedsieve.core.schedules import Constant, Schedule
 from fedsieve.methods.gated import Gated
 
 
@@ -90,6 +91,7 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
+        # Either way a weight takes about 9 bytes: two values, and what says where they belong.
         kept = self.budget if self.target_bytes is None else self._fitting(self.target_bytes / 18)
         return Server(self._compress(weights, self.init_logits(key), kept), kept, 0.0, 0)
 
@@ -102,7 +104,7 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
     def client_update(
         self, down: Down, state: tuple[()], data: Batches, key: Key
     ) -> tuple[Up, tuple[()], Metrics]:
-        target = down.kept / self.task.graph.maskable_size
+        target = down.kept / self.units.size(self.task.graph)
 
         def lagrangian(at: Point, batch: Batch, key: Key) -> Tensor:
             gap = self.density(at.gate_logits) - target
@@ -157,7 +159,7 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
         return server.model.effective
 
     def _fitting(self, kept: float) -> int:
-        return min(max(round(kept), 1), self.task.graph.maskable_size)
+        return min(max(round(kept), 1), self.units.size(self.task.graph))
 
     def _scale_and_compress(self, weights: Params, gate_logits: Params, kept: int) -> Sparse:
         effective = self.effective(weights, self.closed_form(gate_logits))
@@ -192,5 +194,6 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
 
 
 def _all_gates(model: Sparse) -> Params:
-    """Gates that were not sent are the mean given for them."""
-    return {n: torch.where(g > 0, g, model.rest) for n, g in model.gates.items()}
+    """Gates that were not sent are the mean given for them; those of channels are sent as 0."""
+    mask, rest = model.mask, model.rest
+    return {n: torch.where(mask.get(n, g > 0), g, rest) for n, g in model.gates.items()}

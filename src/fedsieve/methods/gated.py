@@ -4,7 +4,8 @@ Paper    "Federated learning with L0 constraint via probabilistic gates for spar
          (specification flops, sections 1 to 4).
 Symbols  w, theta-tilde -> weights   a, phi -> gate_logits   z -> gates   theta = w z -> effective
          rho -> target_density   lambda -> dual     L -> logit_limit   r -> scale_rate
-Differs  biases and normalisation have no gate; density counts the weights that may be masked.
+Differs  normalisation has no gate. P and densities count weights that may be masked and their
+         biases; with gates of channels the weights alone.
 """
 
 import math
@@ -31,8 +32,8 @@ class Gated:
     """Hyper-parameters and formulas of sections 2 to 4."""
 
     task: Task
-    target_density: float = 0.05  # rho: share of maskable weights kept
-    units: Units = Weights()  # what a gate opens: single weights, or channels that can be cut
+    target_density: float = 0.05  # rho: share of gated weights and biases kept
+    units: Units = Weights()  # what a gate opens: weights and biases, or channels that can be cut
     gate: HardConcrete = HardConcrete(beta=0.66)  # temperature and stretch
     start_open: float = 0.5  # initial gates have logit log(start_open / (1 - start_open))
     logit_limit: float = 10.0  # L: gate logits stay in [-L, L]
@@ -111,7 +112,7 @@ class Gated:
     @property
     def budget(self) -> int:
         """M = floor(rho P)."""
-        return masks.count_at(self.target_density, self.task.graph.maskable_size)
+        return masks.count_at(self.target_density, self.units.size(self.task.graph))
 
     def scale(self, gate_logits: Params, kept: Mask) -> Params:
         """Open kept gates and close the others by one step of section 4."""

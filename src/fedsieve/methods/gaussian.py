@@ -20,8 +20,9 @@ from fedsieve.core.keys import Key
 from fedsieve.core.local import Trained
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Task
-from fedsieve.core.optimisers import Adam, Constant, Moments, Optimiser, Schedule
+from fedsieve.core.optimisers import Adam, Moments, Optimiser
 from fedsieve.core.options import in_range
+from fedsieve.core.schedules import Constant, Schedule
 from fedsieve.core.variational import Posterior
 
 

@@ -13,8 +13,9 @@ from fedsieve.core import local
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import SGD, Constant, Moments, Optimiser, Schedule
+from fedsieve.core.optimisers import SGD, Moments, Optimiser
 from fedsieve.core.options import in_range
+from fedsieve.core.schedules import Constant, Schedule
 
 
 class Nothing(NamedTuple):

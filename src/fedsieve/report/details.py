@@ -1,6 +1,7 @@
 """The sections of a page that look inside: clients, partition, bytes, supports, configuration."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from fedsieve.core.errors import FedsieveError
 from fedsieve.report import html, svg
@@ -71,7 +72,7 @@ def partition(runs: Sequence[Run], *, is_wanted: bool) -> Markup:
             [str(share.client) for share in shown], columns, values, title, words, digits=0
         )
         some = f" Drawn: {len(shown)}, evenly spread." if len(shown) < len(found) else ""
-        told = f"{sizes[0]} to {sizes[-1]} examples a client, median {sizes[len(sizes) // 2]}."
+        told = f"{sizes[0]} to {sizes[-1]} examples a client, median {median(sizes):.9g}."
         figures.append(html.join(figure(picture, f"{caption}. {told}{some}")))
     return tag("div", *figures, class_="grid")
 

@@ -114,14 +114,12 @@ def _lines(schema: Schema, message: Any, masks: int, values: int, precision: Any
             mask = _mask_of(part, message, entry.name)
             kept = tensor.reshape(-1) if mask is None else tensor[mask]
             is_mask = part.role == "bits"
-            is_float = kept.dtype == np.float32
-            bits = (
-                limit.mask_bits(tensor)
-                if is_mask
-                else limit.value_bits(kept, precision)
-                if is_float
-                else 8.0 * kept.nbytes
-            )
+            if is_mask:
+                bits = limit.mask_bits(tensor)
+            elif kept.dtype == np.float32:
+                bits = limit.value_bits(kept, "fp32" if part.role == "exact" else precision)
+            else:
+                bits = 8.0 * kept.nbytes
             sent = int(np.count_nonzero(tensor)) if is_mask else kept.size
             line = Line(part.name, entry.name, part.role, entry.count, sent, 0, 0, bits / 8)
             found.append(line)

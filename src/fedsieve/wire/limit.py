@@ -47,12 +47,14 @@ def message_bytes(message: Any, precision: Precision = "fp32") -> float:
                 bits += sum(mask_bits(m.numpy()) for m in value.values())
             case Whole() | Kept():
                 mask = getattr(message, role.where) if isinstance(role, Kept) else {}
+                exact = isinstance(role, Whole) and role.exact
                 arrays = [
                     t[mask[n].expand_as(t)].numpy() if n in mask else t.numpy().reshape(-1)
                     for n, t in value.items()
                 ]
                 floats = [a for a in arrays if a.dtype == np.float32]
-                bits += value_bits(np.concatenate(floats), precision) if floats else 0
+                how = "fp32" if exact else precision
+                bits += value_bits(np.concatenate(floats), how) if floats else 0
                 bits += sum(8 * a.nbytes for a in arrays if a.dtype != np.float32)
             case Number():
                 bits += 64

@@ -88,7 +88,7 @@ def decode_mask(data: memoryview, layout: Layout) -> Bools:
         kept[read_ranks(reader, (head & 127, size))[0]] = not head >> 7
     elif tag in {FLAT, LAYERS}:
         kept = _read_tensors(reader, size, layout if tag == LAYERS else ((1, size),))
-    elif tag == ROWS and (inner := reader.rest())[:1] != bytes([ROWS]):
+    elif tag == ROWS and layout and (inner := reader.rest())[:1] != bytes([ROWS]):
         rows, columns = zip(*layout, strict=True)
         whole = decode_mask(inner, ((1, sum(rows)),))
         return whole.repeat(np.repeat(columns, rows))

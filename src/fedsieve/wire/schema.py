@@ -91,6 +91,11 @@ def hash_of(packed: bytes) -> Hash:
     return xxhash.xxh3_64_intdigest(packed)
 
 
+def unpacked(packed: bytes) -> Schema:
+    """The schema that this end has packed itself."""
+    return _decoder.decode(packed)
+
+
 def read_schema(packed: bytes, limit_bytes: int) -> tuple[Schema, Hash]:
     """A schema announced by a peer, checked before anything is sized by it.
 
