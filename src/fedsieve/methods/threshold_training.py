@@ -19,8 +19,9 @@ from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Batches, Task
-from fedsieve.core.optimisers import SGD, Constant, Moments, Optimiser, Schedule
+from fedsieve.core.optimisers import SGD, Moments, Optimiser
 from fedsieve.core.options import in_range
+from fedsieve.core.schedules import Constant, Schedule
 from fedsieve.core.thresholds import Granularity, Penalty, Slope, Thresholding, penalty
 
 
