@@ -10,6 +10,7 @@ from fedsieve.core.keys import Key
 from fedsieve.core.message import Params
 from fedsieve.engines.folder import RunFolder
 from fedsieve.job import Job, build
+from fedsieve.matching.book import read_book
 from fedsieve.matching.costs import Ints
 from fedsieve.methods.pfnm import Pfnm, Server, State
 
@@ -43,11 +44,8 @@ def read_matched(folder: Path) -> Matched | None:
     server = RunFolder(folder).server(Server)
     if server is None or not server.labels:
         return None
-    names = [name.split(".") for name in server.labels]
-    clients = sorted({int(client) for client, _ in names})
-    layers = 1 + max(int(layer) for _, layer in names)
-    labels = [[server.labels[f"{c}.{k}"].numpy() for c in clients] for k in range(layers)]
-    steps = [server.steps[str(layer)].tolist() for layer in range(layers)]
+    clients, labels = read_book(server.labels)
+    steps = [server.steps[str(layer)].tolist() for layer in range(len(labels))]
     return Matched(server.rounds, clients, labels, steps)
 
 
@@ -63,7 +61,7 @@ def pieces(folder: Path) -> tuple[float, list[Piece]]:
     if not isinstance(method, Pfnm) or server is None:
         return float("nan"), []
     found = []
-    for client in sorted({int(name.split(".")[0]) for name in server.labels}):
+    for client in read_book(server.labels)[0]:
         state = kept.state(State, client)
         if state is None:
             continue
