@@ -36,7 +36,7 @@ CLASSES = "classes"
 class Server(NamedTuple):
     weights: Params
     labels: Params  # "client.layer" -> atoms, of the clients matched last
-    steps: Params  # "layer" -> (re-matchings, 4): client, objective before and after, atoms
+    steps: Params  # "layer" -> (re-matchings, 4): whose reply, objective before and after, atoms
     rounds: int
 
 
