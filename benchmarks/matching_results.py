@@ -11,24 +11,26 @@ ranks, and in how many seeds the row is ahead.
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
 from scipy import stats
 
 from fedsieve.library import run_hash
-from fedsieve.recipes.recipe import Study, Trial, find
+from fedsieve.recipes.recipe import Study, TierName, Trial, find
 
 SEEDS = range(10)
+TIERS: tuple[TierName, ...] = ("small", "smoke")
 
 
 def export(library: Path, target: Path) -> None:
-    """Write the finished trials of the studies' small tiers: cell -> seed -> row -> figures."""
+    """Write the finished trials of the studies: cell -> seed -> row -> figures."""
     found: dict[str, dict[str, Trial]] = {}
-    for name in ("matching_clients", "matching_depth"):
+    for name, tier in product(("matching_clients", "matching_depth"), TIERS):
         study = find(name)
         assert isinstance(study, Study)
-        for cell, settings in study.tiers["small"].cells.items():
+        for cell, settings in study.tiers[tier].cells.items():
             for seed in SEEDS:
                 file = f"{name}-{run_hash({**settings, 'seed': seed})}.json"
                 path = library / "studies" / file
