@@ -1,16 +1,20 @@
 """What a run of neural matching left: its matching, and how good its pieces are."""
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedsieve.config import make, read_toml
 from fedsieve.core.keys import Key
 from fedsieve.core.message import Params
 from fedsieve.engines.folder import RunFolder
 from fedsieve.job import Job, build
+from fedsieve.matching.book import read_book
 from fedsieve.matching.costs import Ints
+from fedsieve.matching.result import usage
 from fedsieve.methods.pfnm import Pfnm, Server, State
 
 
@@ -28,7 +32,7 @@ class Matched(NamedTuple):
     rounds: int
     clients: list[int]
     labels: list[list[Ints]]  # [layer][place in clients]
-    steps: list[list[list[float]]]  # [layer]: client, objective before and after, atoms
+    objectives: list[float | None]  # [layer]: the energy F; None if nothing was re-matched
 
 
 def is_matching(folder: Path) -> bool:
@@ -43,12 +47,9 @@ def read_matched(folder: Path) -> Matched | None:
     server = RunFolder(folder).server(Server)
     if server is None or not server.labels:
         return None
-    names = [name.split(".") for name in server.labels]
-    clients = sorted({int(client) for client, _ in names})
-    layers = 1 + max(int(layer) for _, layer in names)
-    labels = [[server.labels[f"{c}.{k}"].numpy() for c in clients] for k in range(layers)]
-    steps = [server.steps[str(layer)].tolist() for layer in range(layers)]
-    return Matched(server.rounds, clients, labels, steps)
+    clients, labels = read_book(server.labels)
+    values = [_energy(own, server.steps[str(layer)]) for layer, own in enumerate(labels)]
+    return Matched(server.rounds, clients, labels, values)
 
 
 def pieces(folder: Path) -> tuple[float, list[Piece]]:
@@ -63,13 +64,22 @@ def pieces(folder: Path) -> tuple[float, list[Piece]]:
     if not isinstance(method, Pfnm) or server is None:
         return float("nan"), []
     found = []
-    for client in sorted({int(name.split(".")[0]) for name in server.labels}):
+    for client in read_book(server.labels)[0]:
         state = kept.state(State, client)
         if state is None:
             continue
         part = method.broadcast(server, client, Key(0)).weights
         found.append(Piece(client, _accuracy(job, state.weights), _accuracy(job, part)))
     return _accuracy(job, server.weights), found
+
+
+def _energy(labels: list[Ints], steps: Tensor) -> float | None:
+    """F of one layer: the last step's objective less 2 log(K_s!) of the client re-matched last."""
+    if not len(steps):
+        return None
+    place, _, after, _ = steps[-1].tolist()
+    alone = usage(labels).sum(1)[labels[int(place)]] == 1
+    return float(after - 2 * math.lgamma(alone.sum() + 1))
 
 
 def _accuracy(job: Job, model: Params) -> float:

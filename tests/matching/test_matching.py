@@ -1,6 +1,7 @@
 """What a matching promises: planted networks are found again, labels are only names."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -316,6 +317,9 @@ def test_a_large_eps_warns_in_plugin_mode_alone():
     net = planted(np.random.default_rng(19), (3,))
     with pytest.warns(UserWarning, match="punishes agreement"):
         match([net], class_counts=np.ones((1, 4)), eps=0.6)
+    with warnings.catch_warnings(action="error"):
+        match([net], class_counts=np.ones((1, 4)), eps=0.6, kl="joint")
+        match([net], class_counts=np.ones((1, 4)), eps=0.5)
 
 
 def test_equal_neurons_part_at_the_eps_the_specification_derives():

@@ -9,7 +9,7 @@ from rich.table import Table
 from fedsieve.core.errors import DataError
 from fedsieve.matching.picture import as_svg, as_text
 from fedsieve.matching.result import table
-from fedsieve.pieces import Matched, pieces, read_matched
+from fedsieve.pieces import pieces, read_matched
 
 
 def show_matching(folder: Path, svg: Path | None) -> None:
@@ -19,7 +19,7 @@ def show_matching(folder: Path, svg: Path | None) -> None:
         typer.echo("no checkpoint holds a matching yet")
         return
     typer.echo(f"\nmatching after round {matched.rounds}, {len(matched.clients)} clients")
-    for line in table(matched.labels, _objectives(matched)):
+    for line in table(matched.labels, matched.objectives):
         typer.echo(line)
     names = [str(client) for client in matched.clients]
     for number, labels in enumerate(matched.labels, 1):
@@ -35,10 +35,6 @@ def show_matching(folder: Path, svg: Path | None) -> None:
         _accuracies(folder)
     except DataError as error:
         typer.echo(f"accuracies need the run's data: {error}")
-
-
-def _objectives(matched: Matched) -> list[float | None]:
-    return [steps[-1][2] if steps else None for steps in matched.steps]
 
 
 def _accuracies(folder: Path) -> None:

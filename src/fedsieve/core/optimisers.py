@@ -18,11 +18,6 @@ from torch import Tensor
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.options import in_range
 
-# Known here, too, under the names by which `pfnm` and `threshold_training` ask for them.
-from fedsieve.core.schedules import Constant as Constant  # noqa: PLC0414 - as above
-from fedsieve.core.schedules import Exponential as Exponential  # noqa: PLC0414 - as above
-from fedsieve.core.schedules import Schedule as Schedule  # noqa: PLC0414 - as above
-
 Moments: TypeAlias = dict[str, Tensor]  # "slot/name" -> tensor, and "step"
 Tensors: TypeAlias = list[Tensor] | tuple[Tensor, ...]
 Slots: TypeAlias = Sequence[Tensors]  # for each slot, one tensor per parameter

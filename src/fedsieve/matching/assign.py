@@ -114,9 +114,9 @@ def place(problem: Problem, rule: Rule, state: State, client: int) -> State:
     """The state with a client: each of its neurons joins an atom or opens one, at least cost."""
     size = len(state.atoms.sums)
     labels = cheapest(cost(problem, rule, state.atoms, client), size)
-    is_new = labels >= size
-    labels[is_new] = size + np.arange(is_new.sum())
+    is_new = labels == size
     opened = int(is_new.sum())
+    labels[is_new] += np.arange(opened)
     sums = np.vstack([state.atoms.sums, np.zeros((opened, state.atoms.sums.shape[1]))])
     uses = np.vstack([state.atoms.uses, np.zeros((opened, problem.num_clients), np.bool_)])
     sums[labels] += problem.shifted[client]
@@ -125,19 +125,27 @@ def place(problem: Problem, rule: Rule, state: State, client: int) -> State:
 
 
 def cheapest(costs: Floats, used: int) -> Ints:
-    """The column of each row in an assignment of least cost; the first `used` are atoms in use.
+    """The atom of each row in an assignment of least cost, or `used` for a new one.
 
-    With as many new columns as rows one is always free, at no more than the last one's cost. An
-    atom that costs every row more than that is in no best assignment, and the solver is spared it.
+    The first `used` columns are atoms, the others new atoms, of which the k-th costs every row the
+    same more than the first. With as many of them as rows one is always free, at no more than the
+    last one's cost. Where an atom costs a row more than that, no best assignment joins the two: the
+    solver is spared atoms that suit no row, and rows that no atom suits take the first new columns.
+    Only ties could then be settled otherwise than in the whole matrix; with equal rows or equal
+    atoms, where they come from, it is solved whole.
     """
-    rows, new = len(costs), costs.shape[1] - used
-    offered = np.ones(costs.shape[1], np.bool_)
-    if new == rows:
-        offered[:used] = (costs[:, :used] <= costs[:, -1:]).any(0)
-    columns = np.flatnonzero(offered)
-    _, chosen = linear_sum_assignment(costs[:, columns])
-    found: Ints = columns[chosen]
-    return found
+    rows, columns = np.arange(len(costs)), np.arange(costs.shape[1])
+    if len(columns) - used == len(rows):
+        suits = costs[:, :used] <= costs[:, -1:]
+        choosers, atoms = np.flatnonzero(suits.any(1)), np.flatnonzero(suits.any(0))
+        offers = costs[np.ix_(choosers, atoms)]
+        if not (_repeats(offers) or _repeats(offers.T)):
+            columns = np.append(atoms, columns[len(columns) - len(choosers) :])
+            rows = choosers
+    labels = np.full(len(costs), used)
+    _, chosen = linear_sum_assignment(costs[np.ix_(rows, columns)])
+    labels[rows] = np.minimum(columns[chosen], used)
+    return labels
 
 
 def log_orders(state: State, client: int) -> float:
@@ -167,6 +175,11 @@ def _started(problem: Problem, start: Sequence[Ints]) -> State:
     _, flat = np.unique(np.concatenate(list(start)), return_inverse=True)
     edges = np.cumsum([len(own) for own in start])[:-1]
     return collect(problem, dict(enumerate(np.split(flat.astype(np.int64), edges))))
+
+
+def _repeats(rows: Floats) -> bool:
+    """Whether two rows are equal: neurons or atoms that the solver's order alone tells apart."""
+    return len({row.tobytes() for row in rows}) < len(rows)
 
 
 def _check_limit(problem: Problem, rule: Rule) -> None:

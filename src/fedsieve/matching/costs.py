@@ -75,6 +75,7 @@ class Problem(NamedTuple):
 
     shifted: list[Floats]  # u_s = precision_s * (w_s - prior_mean), one row for each neuron
     kinds: Ints  # of each coordinate
+    is_kind: Floats  # (coordinates, kinds), 1 where a coordinate is of the kind
     precision: Floats  # (clients, kinds); 0: no evidence there
     prior_mean: Floats
     prior_precision: Floats  # (kinds,)
@@ -90,8 +91,10 @@ def problem_of(
     """A problem from neurons, with precisions for each coordinate."""
     shifted = [lam * (own - prior_mean) for own, lam in zip(neurons, precision, strict=True)]
     columns = np.vstack([prior_precision, precision])
-    distinct, kinds = np.unique(columns, axis=1, return_inverse=True)
-    return Problem(shifted, kinds.ravel(), distinct[1:], prior_mean, distinct[0])
+    distinct, inverse = np.unique(columns, axis=1, return_inverse=True)
+    kinds = inverse.ravel()
+    is_kind = np.eye(distinct.shape[1])[kinds]
+    return Problem(shifted, kinds, is_kind, distinct[1:], prior_mean, distinct[0])
 
 
 class Atoms(NamedTuple):
@@ -120,7 +123,9 @@ def cost(problem: Problem, rule: Rule, atoms: Atoms, client: int) -> Floats:
     per_atom = (_squares(problem, b) * (after - before)).sum(1)
     per_atom -= PRESETS[rule.preset].odds_weight * _log_odds(problem, rule, atoms.counts)
     own = _squares(problem, u)
-    used = own @ after.T + 2 * (u @ (b * after[:, problem.kinds]).T) + per_atom
+    used = 2 * u @ (b * after.take(problem.kinds, axis=1)).T
+    used += own @ after.T
+    used += per_atom
     alone = np.zeros((1, problem.num_clients), np.bool_)
     alone[0, client] = True
     number = np.arange(1, _new_columns(rule, len(u), len(b)) + 1)
@@ -148,7 +153,7 @@ def posterior_means(problem: Problem, rule: Rule, atoms: Atoms) -> Floats:
     total = problem.prior_precision + _precision(problem, atoms.uses)
     if rule.kl == "joint" and rule.eps:
         total += rule.eps * _stiffness(problem, rule, atoms.uses)
-    return problem.prior_mean + atoms.sums / total[:, problem.kinds]
+    return problem.prior_mean + atoms.sums / total.take(problem.kinds, axis=1)
 
 
 def _weight(problem: Problem, rule: Rule, uses: Bools) -> Floats:
@@ -164,8 +169,7 @@ def _weight(problem: Problem, rule: Rule, uses: Bools) -> Floats:
 
 def _squares(problem: Problem, values: Floats) -> Floats:
     """Sums of squares over the coordinates of each kind."""
-    is_kind = problem.kinds[:, None] == np.arange(problem.precision.shape[1])
-    sums: Floats = (values * values) @ is_kind.astype(np.float64)
+    sums: Floats = (values * values) @ problem.is_kind
     return sums
 
 

@@ -22,11 +22,13 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Exact, Params
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import Adam, Exponential, Optimiser, Schedule
+from fedsieve.core.optimisers import Adam, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.priors import Gaussian
+from fedsieve.core.schedules import Exponential, Schedule
 from fedsieve.matching import Settings, match_networks, visiting_orders
-from fedsieve.matching.costs import Ints, PresetName
+from fedsieve.matching.book import own_atoms, write_book
+from fedsieve.matching.costs import PresetName
 from fedsieve.matching.layout import Layout, layout_of
 
 CLASSES = "classes"
@@ -35,7 +37,7 @@ CLASSES = "classes"
 class Server(NamedTuple):
     weights: Params
     labels: Params  # "client.layer" -> atoms, of the clients matched last
-    steps: Params  # "layer" -> (re-matchings, 4): client, objective before and after, atoms
+    steps: Params  # "layer" -> (re-matchings, 4): whose reply, objective before and after, atoms
     rounds: int
 
 
@@ -107,10 +109,9 @@ class Pfnm(Method[Server, State, Down, Up]):
         return State(client, {})
 
     def broadcast(self, server: Server, client: int, key: Key) -> Down:
-        labels = self.labels(server, client)
-        if labels is None:
-            return Down({}, server.rounds)
-        return Down(self._layout.part(server.weights, labels), server.rounds)
+        own = own_atoms(server.labels, client, self._widths(client))
+        part = {} if own is None else self._layout.part(server.weights, own)
+        return Down(part, server.rounds)
 
     def client_update(
         self, down: Down, state: State, data: Batches, key: Key
@@ -142,28 +143,24 @@ class Pfnm(Method[Server, State, Down, Up]):
 
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
         layout, clients = self._layout, [reply.client for reply in replies]
-        before = [found for c in clients if (found := self.labels(server, c)) is not None]
-        start = [list(own) for own in zip(*before, strict=True)]
-        is_warm = len(before) == len(replies)
+        before = (own_atoms(server.labels, c, self._widths(c)) for c in clients)
+        known = [own for own in before if own is not None]
+        is_warm = len(known) == len(replies)
         sweeps = self.later_sweeps if is_warm else self.sweeps
         matching = match_networks(
             [layout.network(reply.weights) for reply in replies],
             np.stack([reply.classes[CLASSES].numpy() for reply in replies]),
             self.settings,
             visiting_orders(fold(key, "matching"), len(layout.hidden), sweeps, len(replies)),
-            start=start if is_warm else None,
+            start=list(zip(*known, strict=True)) if is_warm else None,
             blocks=layout.blocks,
         )
-        labels = {
-            f"{client}.{layer}": torch.from_numpy(own[place])
-            for place, client in enumerate(clients)
-            for layer, own in enumerate(matching.assignments)
-        }
         steps = {
             str(layer): torch.tensor(matched.steps, dtype=torch.float64).reshape(-1, 4)
             for layer, matched in enumerate(matching.layers)
         }
         weights = layout.params(matching.global_weights)
+        labels = write_book(clients, matching.assignments)
         return Server(weights, labels, steps, server.rounds + 1)
 
     def deploy(self, server: Server, state: State | tuple[()]) -> Params:
@@ -172,22 +169,6 @@ class Pfnm(Method[Server, State, Down, Up]):
     def figures(self, server: Server) -> dict[str, float]:
         widths = [len(server.weights[str(x.bias)]) for x in self._layout.layers[:-1]]
         return {f"atoms_{i}": float(width) for i, width in enumerate(widths, 1)}
-
-    def labels(self, server: Server, client: int) -> list[Ints] | None:
-        """The client's atoms in each layer: those matched, else the most used; None if too few."""
-        if not server.rounds:
-            return None
-        found = []
-        for layer, width in enumerate(self._widths(client)):
-            known = server.labels.get(f"{client}.{layer}")
-            if known is None:
-                used = [v for name, v in server.labels.items() if name.endswith(f".{layer}")]
-                counts = torch.cat(used).bincount()
-                known = counts.argsort(descending=True, stable=True)[:width]
-            if len(known) < width:
-                return None
-            found.append(known.numpy())
-        return found
 
     @property
     def _layout(self) -> Layout:
@@ -213,8 +194,5 @@ class Pfnm(Method[Server, State, Down, Up]):
         return (batch for i in passes for batch in data.epoch(fold(key, "epoch", i)))
 
     def _classes(self, data: Batches) -> Tensor:
-        size = self._layout.layers[-1].shape[0]
-        counts = torch.zeros(size, dtype=torch.int64)
-        for batch in data.ordered():
-            counts += torch.bincount(batch.y, minlength=size)
-        return counts.to(torch.int32)
+        y = torch.cat([batch.y for batch in data.ordered()])
+        return y.bincount(minlength=self._layout.layers[-1].shape[0]).to(torch.int32)
