@@ -92,6 +92,9 @@ class Deployment:
         """The same job in this process, with the same clients lost and late."""
         return fedsieve.run(replay=self.run)
 
+    def log_of(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
     def logs(self):
         files = [
             *self.folder.glob("*.log"),

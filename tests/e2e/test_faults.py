@@ -1,4 +1,8 @@
-"""Faults on real processes: the run completes, and equals one where the client was absent."""
+"""Faults on real processes: the run completes, and equals one where the client was absent.
+
+SpaFL has both what could go wrong: weights that stay with a client from round to round, and
+thresholds that are averaged. `model_hash` covers the two, of all clients and the server.
+"""
 
 import os
 import signal
@@ -30,7 +34,7 @@ def misbehaved(tmp_path_factory):
     """Client 1 raises in round 2, is late in round 3, sends garbage in 5 and too much in 6."""
     folder = tmp_path_factory.mktemp("misbehaved")
     faults = {"raise": 2, "sleep": [3, 45 * SLOW], "garbage": 5, "large": 6}
-    with Deployment(folder, method="local_only", rounds=8, eval_every=4) as deployment:
+    with Deployment(folder, method="spafl", rounds=8, eval_every=4) as deployment:
         server = deployment.server("--round-timeout", 30 * SLOW, "--max-message-mb", 2)
         for client in (0, 2):
             deployment.node(client)
@@ -58,42 +62,50 @@ def test_personal_states_are_those_of_a_client_that_was_absent(misbehaved):
 def test_payload_bytes_are_those_of_the_replay(misbehaved):
     deployment, _ = misbehaved
     for row, other in zip(deployment.rows(), deployment.here().rows, strict=True):
-        assert row["up_bytes"] == other.up_bytes
-        assert row["down_bytes"] == other.down_bytes
+        assert row["up_bytes"] == other.up_bytes > 0
+        assert row["down_bytes"] == other.down_bytes > 0
 
 
-def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path):
-    with Deployment(tmp_path, method="local_only", rounds=5) as deployment:
-        first = deployment.server()
-        deployment.nodes()
-        deployment.wait_until(lambda: len(deployment.rows()) >= 2, "round 2")
-        first.kill()
-        first.wait()
+def test_a_server_that_gave_up_and_one_that_was_killed_go_on_from_the_checkpoint(tmp_path):
+    with Deployment(tmp_path, method="spafl", rounds=5) as deployment:
+        first = deployment.server("--min-replies", 3)
+        for client in (0, 2):
+            deployment.node(client)
+        deployment.node(1, {"raise": 2})
+        deployment.wait_until(lambda: first.poll() is not None, "the end of the first")
+        assert first.returncode == 1
+        assert "round 2: 2 of 3 clients" in deployment.log_of("server")
+        assert [row["round"] for row in deployment.rows()] == [1]
         second = deployment.server("--resume", config=False)
-        there = deployment.finish(second)
+        deployment.wait_until(lambda: len(deployment.rows()) >= 3, "round 3")
+        second.kill()
+        second.wait()
+        third = deployment.server("--resume", config=False)
+        there = deployment.finish(third)
     assert lost(deployment) == {}
     assert there["model_hash"] == deployment.here().summary.model_hash
     assert [row["round"] for row in deployment.rows()] == [1, 2, 3, 4, 5]
 
 
 def test_a_superlink_that_is_killed_is_started_again_and_nothing_is_lost(tmp_path):
-    with Deployment(tmp_path, method="fedavg", rounds=4) as deployment:
+    with Deployment(tmp_path, method="spafl", rounds=4) as deployment:
         server = deployment.server()
         deployment.nodes()
         deployment.wait_until(lambda: len(deployment.rows()) >= 1, "round 1")
         os.kill(child_of(server, "flower-superlink"), signal.SIGKILL)
         there = deployment.finish(server)
+    assert lost(deployment) == {}
     assert there["model_hash"] == deployment.here().summary.model_hash
     assert [row["round"] for row in deployment.rows()] == [1, 2, 3, 4]
 
 
 def test_a_node_killed_in_a_round_comes_back_with_its_state(tmp_path):
-    with Deployment(tmp_path, method="local_only", rounds=10, eval_every=10) as deployment:
+    with Deployment(tmp_path, method="spafl", rounds=12, eval_every=12) as deployment:
         server = deployment.server("--round-timeout", 25 * SLOW)
         for client in (0, 2):
             deployment.node(client)
         victim = deployment.node(1, {"sleep": [2, 300 * SLOW]})
-        deployment.wait_until(lambda: len(deployment.rows()) >= 1, "round 1")
+        deployment.wait_until(lambda: "asleep" in deployment.log_of("node-1"), "round 2")
         kept = list((tmp_path / "store-1").glob("jobs/*/states/*"))
         assert len(kept) == 1
         victim.kill()
@@ -102,12 +114,13 @@ def test_a_node_killed_in_a_round_comes_back_with_its_state(tmp_path):
         there = deployment.finish(server)
     missed = lost(deployment)
     assert missed[2] == [1]
-    assert 10 not in missed
+    assert all(clients == [1] for clients in missed.values())
+    assert 12 not in missed  # it is back
     assert there["model_hash"] == deployment.here().summary.model_hash
 
 
 def test_the_first_to_answer_count_and_the_record_replays_to_the_same_bits(tmp_path):
-    settings = {"method": "fedavg", "clients": 3, "cohort": 2, "rounds": 3}
+    settings = {"method": "spafl", "clients": 3, "cohort": 2, "rounds": 3}
     with Deployment(tmp_path, **settings) as deployment:
         server = deployment.server("--over-select", 1, "--round-timeout", 120 * SLOW)
         deployment.node(0, {"sleep": [2, 20 * SLOW]})
