@@ -4,6 +4,7 @@ SpaFL has both what could go wrong: weights that stay with a client from round t
 thresholds that are averaged. `model_hash` covers the two, of all clients and the server.
 """
 
+import json
 import os
 import signal
 
@@ -134,31 +135,34 @@ def test_the_first_to_answer_count_and_the_record_replays_to_the_same_bits(tmp_p
     assert there["model_hash"] == deployment.here().summary.model_hash
 
 
-@pytest.mark.parametrize("method", ["fedavg", "spafl", "flops_pa"])
-def test_methods_end_in_the_same_bits_on_real_processes(method, tmp_path):
-    with Deployment(tmp_path, method=method) as deployment:
-        server = deployment.server()
-        deployment.nodes()
-        there = deployment.finish(server)
-    assert there["model_hash"] == deployment.here().summary.model_hash
-
-
-def test_a_superlink_that_runs_already_is_used(tmp_path):
-    with Deployment(tmp_path) as deployment, Children() as children:
-        certs, inner = tmp_path / "keys" / "server", free_port()
-        (tmp_path / "secret").write_bytes(b"secret")
-        command = superlink_command(inner, tmp_path, certs)
-        children.keep(command, tmp_path / "superlink.log", tmp_path)
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory):
+    """A SuperLink that runs already behind its gate, and nodes: they serve job after job."""
+    folder = tmp_path_factory.mktemp("standing")
+    with Deployment(folder) as deployment, Children() as children:
+        certs, inner = folder / "keys" / "server", free_port()
+        (folder / "secret").write_bytes(b"secret")
+        command = superlink_command(inner, folder, certs)
+        children.keep(command, folder / "superlink.log", folder)
         door = gate.Settings(
             host="127.0.0.1", port=deployment.port, superlink=f"127.0.0.1:{inner}",
             ca=str(certs / "ca.crt"), certificate=str(certs / "server.crt"),
-            key=str(certs / "server.key"), traffic=str(tmp_path / "tcp.json"),
+            key=str(certs / "server.key"), traffic=str(folder / "tcp.json"),
         )  # fmt: skip
-        (tmp_path / "gate.json").write_bytes(msgspec.json.encode(door))
-        children.keep(gate_command(tmp_path / "gate.json"), tmp_path / "gate.log", tmp_path)
-        server = deployment.server(
-            "--superlink", f"127.0.0.1:{inner}", "--superlink-secret", tmp_path / "secret"
-        )
+        (folder / "gate.json").write_bytes(msgspec.json.encode(door))
+        children.keep(gate_command(folder / "gate.json"), folder / "gate.log", folder)
         deployment.nodes()
-        there = deployment.finish(server)
-    assert there["model_hash"] == deployment.here().summary.model_hash
+        yield deployment, f"127.0.0.1:{inner}"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "spafl", "flops_pa"])
+def test_methods_end_in_the_same_bits_on_real_processes(method, standing):
+    deployment, superlink = standing
+    deployment.give(method, method=method)
+    secret = deployment.folder / "secret"
+    server = deployment.server("--superlink", superlink, "--superlink-secret", secret)
+    there, here = deployment.finish(server), deployment.here()
+    assert there["model_hash"] == here.summary.model_hash
+    for way in ("up", "down"):
+        traffic = json.loads((deployment.run / "traffic.json").read_text())
+        assert traffic["payload"][way] == getattr(here.summary, f"{way}_bytes") > 0
