@@ -167,7 +167,9 @@ def _superlink(server: Server, folder: Path, children: Children) -> SuperLink:
     certs = server.certs
     ca = None if certs is None else (certs / "ca.crt").read_bytes()
     if server.superlink is not None and server.secret is not None:
-        return SuperLink(server.superlink, ca, server.secret.read_bytes())
+        named = SuperLink(server.superlink, ca, server.secret.read_bytes())
+        named.wait(60)
+        return named
     secret = _once(folder / "secret", lambda: secrets.token_hex(32))
     port = free_port()
     children.keep(superlink_command(port, folder, certs), folder / "superlink.log", folder)
@@ -235,15 +237,17 @@ def _wait_for_nodes(remote: Remote, server: Server, num_clients: int) -> None:
 
 
 def _report(out: Path, remote: Connected) -> None:
-    """What parcels, Flower and TCP took beside the payload, which rows count."""
-    tcp = out / "deploy" / "tcp.json"
+    """What parcels, Flower and TCP took beside the payload, in the rounds of this server."""
+    tcp, first = out / "deploy" / "tcp.json", remote.first_round
     up, down = remote.link.traffic()
-    rows = [json.loads(line) for line in (out / "messages.jsonl").open()]
+    rows = [json.loads(line) for line in (out / "messages.jsonl").open()] if first else []
+    rows = [row for row in rows if row["round"] >= first]
     payload = {
         way: sum(row["total_bytes"] for row in rows if row["direction"] == way)
         for way in ("up", "down")
     }
     report = {
+        "rounds": [rows[0]["round"], rows[-1]["round"]] if rows else [],
         "payload": payload,
         "parcels": dict(remote.parcel_bytes),
         "flower": {"up": up, "down": down},

@@ -72,6 +72,7 @@ def run(node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
         path.touch(mode=0o600)
         path.write_bytes(secret)
         children.keep(command, node.store / "supernode.log", node.store)
+        log.info("client %d looks for jobs at %s; Ctrl-C ends it", node.client, node.server)
         serve(f"127.0.0.1:{port}", secret, desk.answer, is_over)
 
 

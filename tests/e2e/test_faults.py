@@ -74,7 +74,7 @@ def test_a_server_that_gave_up_and_one_that_was_killed_go_on_from_the_checkpoint
             deployment.node(client)
         deployment.node(1, {"raise": 2})
         deployment.wait_until(lambda: first.poll() is not None, "the end of the first")
-        assert first.returncode == 1
+        assert first.returncode == 2
         assert "round 2: 2 of 3 clients" in deployment.log_of("server")
         assert [row["round"] for row in deployment.rows()] == [1]
         second = deployment.server("--resume", config=False)
@@ -85,7 +85,16 @@ def test_a_server_that_gave_up_and_one_that_was_killed_go_on_from_the_checkpoint
         there = deployment.finish(third)
     assert lost(deployment) == {}
     assert there["model_hash"] == deployment.here().summary.model_hash
-    assert [row["round"] for row in deployment.rows()] == [1, 2, 3, 4, 5]
+    rows = deployment.rows()
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    traffic = json.loads((deployment.run / "traffic.json").read_text())
+    first_round, last_round = traffic["rounds"]  # of the third server
+    assert 2 < first_round <= last_round == 5
+    for way in ("up", "down"):
+        sizes = [row[f"{way}_bytes"] for row in rows if row["round"] >= first_round]
+        assert traffic["payload"][way] == sum(sizes)
+        layers = [traffic[name][way] for name in ("payload", "parcels", "flower", "tcp")]
+        assert layers == sorted(layers)
 
 
 def test_a_superlink_that_is_killed_is_started_again_and_nothing_is_lost(tmp_path):

@@ -145,6 +145,7 @@ class Desk:
         folder = self._folder / "jobs" / call.job
         if isinstance(call.work, Hello):
             self._greet(call.job, call.work, folder)
+            log.info("ready for job %s", call.job)
             return Here()
         if call.client != self._client:
             return Failed(f"the call is for client {call.client}, this is {self._client}.")
@@ -165,6 +166,7 @@ class Desk:
             masks = tuple((number, *packed) for number, packed in kept.items())
             after = Memory((call.session, call.round), work.site.schemas, masks)
             blob.write(folder / "memory.msgpack", msgspec.msgpack.encode(after))
+            log.info("round %d: %s", call.round, type(response).__name__.lower())
         return _reported(response)
 
     def _greet(self, job: str, hello: Hello, folder: Path) -> None:

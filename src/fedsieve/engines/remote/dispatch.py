@@ -98,12 +98,13 @@ class Remote:
         self._greeted_at: dict[int, float] = {}  # and when each was last greeted
         self._refused: dict[int, float] = {}  # nodes that are no use, and when they said so
         self._silent: set[int] = set()  # clients that owe an answer
-        self._round = 0
+        self._round = self.first_round = 0
         self._packed: tuple[Any, bytes] = (None, b"")
         self.parcel_bytes: Counter[str] = Counter()
 
     def __call__(self, requests: Iterable[Request]) -> Generator[Response, None, None]:
         works = {client: work for r in requests for client, work in self._works(r)}
+        self.first_round = self.first_round or self._round
         self.greet(works, min(self._terms.seconds, _GREETING_SECONDS))
         open_works = dict[int, Work]()
         for client, work in works.items():
