@@ -40,7 +40,7 @@ def misbehaved(tmp_path_factory):
         for client in (0, 2):
             deployment.node(client)
         deployment.node(1, faults)
-        yield deployment, deployment.finish(server)
+        return deployment, deployment.finish(server)
 
 
 def test_the_run_completes_and_rows_count_the_client_that_failed(misbehaved):
