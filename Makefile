@@ -32,7 +32,7 @@ demo: setup  ## dense against sparse on embedded data, in about a minute
 test: setup  ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
-e2e: setup  ## deployments on real processes with faults (a quarter of an hour)
+e2e: setup  ## deployments on real processes with faults (10 to 30 minutes)
 	$(BIN)/python -m pytest -m e2e tests/e2e
 
 check: setup  ## lint, format, types, import rules

@@ -26,9 +26,13 @@ class Deployment:
     def __init__(self, folder, **settings):
         self.folder, self.port, self.processes = folder, free_port(), []
         self.settings = JOB | settings
-        self.run = folder / "run"
         make_all(folder / "keys", ["localhost"], self.settings["clients"], days=1)
-        (folder / "job.toml").write_text(to_toml(make(self.settings)))
+        self.give("run")
+
+    def give(self, name, **settings):
+        """The job of the next server, with its run folder."""
+        self.run = self.folder / name
+        (self.folder / "job.toml").write_text(to_toml(make(self.settings | settings)))
 
     def __enter__(self):
         return self
@@ -91,6 +95,9 @@ class Deployment:
     def here(self):
         """The same job in this process, with the same clients lost and late."""
         return fedsieve.run(replay=self.run)
+
+    def log_of(self, name):
+        return (self.folder / f"{name}.log").read_text()
 
     def logs(self):
         files = [

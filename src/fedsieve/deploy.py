@@ -9,6 +9,7 @@ The SuperLink and the gate are children of this process and are started again if
 import json
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,10 +94,13 @@ def deploy(
     config = replace(make(named), checkpoint_every=1)  # nodes keep what a checkpoint may need
     with one_thread():
         job = build(config)
+        keys = _node_keys(server, job.federation.num_clients)
+        if server.superlink is None:
+            _check_free(server.host, server.port)
 
         @contextmanager
         def nodes(job: Job, states: Path) -> Iterator[Engine]:
-            with _connected(server, job, out / "deploy") as remote:
+            with _connected(server, job, keys, out / "deploy") as remote:
                 yield Engine(receipts(states), remote)
                 _report(out, remote)
 
@@ -124,12 +128,13 @@ def hello_of(job: Job) -> Hello:
 
 
 @contextmanager
-def _connected(server: Server, job: Job, folder: Path) -> Iterator["Connected"]:
+def _connected(
+    server: Server, job: Job, keys: dict[int, Public] | None, folder: Path
+) -> Iterator["Connected"]:
     folder.mkdir(parents=True, exist_ok=True)
-    keys = _node_keys(server, job.federation.num_clients)
     with Children() as children:
         link = _superlink(server, folder, children)
-        for key in keys.values():
+        for key in (keys or {}).values():
             link.admit(key)
         terms = Terms(
             job=_once(folder / "job", lambda: secrets.token_hex(16)),
@@ -162,7 +167,9 @@ def _superlink(server: Server, folder: Path, children: Children) -> SuperLink:
     certs = server.certs
     ca = None if certs is None else (certs / "ca.crt").read_bytes()
     if server.superlink is not None and server.secret is not None:
-        return SuperLink(server.superlink, ca, server.secret.read_bytes())
+        named = SuperLink(server.superlink, ca, server.secret.read_bytes())
+        named.wait(60)
+        return named
     secret = _once(folder / "secret", lambda: secrets.token_hex(32))
     port = free_port()
     children.keep(superlink_command(port, folder, certs), folder / "superlink.log", folder)
@@ -187,10 +194,24 @@ def _superlink(server: Server, folder: Path, children: Children) -> SuperLink:
     return link
 
 
-def _node_keys(server: Server, num_clients: int) -> dict[int, Public]:
+def _check_free(host: str, port: int) -> None:
+    """Raise ConfigError if the gate cannot listen where it is to."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"--host {host} --port {port}: cannot listen there ({error.strerror}). Is another "
+                "deployment running? Choose another --port, and tell the nodes."
+            ) from error
+
+
+def _node_keys(server: Server, num_clients: int) -> dict[int, Public] | None:
     """Public keys by client; the names of the files are the clients' numbers."""
     if server.certs is None:
-        return {}
+        return None
     files = sorted((server.certs / "nodes").glob("*.pub"))
     bad = [path for path in files if not path.stem.isdigit()]
     if bad or not files:
@@ -216,15 +237,17 @@ def _wait_for_nodes(remote: Remote, server: Server, num_clients: int) -> None:
 
 
 def _report(out: Path, remote: Connected) -> None:
-    """What parcels, Flower and TCP took beside the payload, which rows count."""
-    tcp = out / "deploy" / "tcp.json"
+    """What parcels, Flower and TCP took beside the payload, in the rounds of this server."""
+    tcp, first = out / "deploy" / "tcp.json", remote.first_round
     up, down = remote.link.traffic()
-    rows = [json.loads(line) for line in (out / "messages.jsonl").open()]
+    rows = [json.loads(line) for line in (out / "messages.jsonl").open()] if first else []
+    rows = [row for row in rows if row["round"] >= first]
     payload = {
         way: sum(row["total_bytes"] for row in rows if row["direction"] == way)
         for way in ("up", "down")
     }
     report = {
+        "rounds": [rows[0]["round"], rows[-1]["round"]] if rows else [],
         "payload": payload,
         "parcels": dict(remote.parcel_bytes),
         "flower": {"up": up, "down": down},
@@ -235,10 +258,11 @@ def _report(out: Path, remote: Connected) -> None:
 
 def _once(path: Path, make_text: Callable[[], str]) -> str:
     """What is in a file only its owner may read; made if it is not there."""
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(make_text())
-    return path.read_text()
+    path.touch(mode=0o600)
+    if not (text := path.read_text()):
+        text = make_text()
+        path.write_text(text)
+    return text
 
 
 def _next_session(path: Path) -> int:

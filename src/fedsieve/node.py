@@ -1,9 +1,11 @@
 """`fedsieve node`: one client of a deployment, with its own data and its own states."""
 
+import fcntl
 import logging
 import secrets
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,19 +61,41 @@ class Node:
 
 def run(node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
     """Answer the server's calls until `is_over`."""
-    node.store.mkdir(parents=True, exist_ok=True)
-    secret = secrets.token_bytes(32)
-    path = node.store / "secret"
-    path.touch(mode=0o600)
-    path.write_bytes(secret)
     own = None if node.certs is None else read_private(node.certs / "node")
     theirs = None if node.certs is None else read_public(node.certs / "server.pub")
     desk = Desk(node.client, node.store, lambda hello: open_job(node, hello), own, theirs)
     port = free_port()
     command = supernode_command(node.server, port, node.store, node.certs)
-    with one_thread(), Children() as children:
+    with claimed(node.store, node.client), one_thread(), Children() as children:
+        secret = secrets.token_bytes(32)
+        path = node.store / "secret"
+        path.touch(mode=0o600)
+        path.write_bytes(secret)
         children.keep(command, node.store / "supernode.log", node.store)
+        log.info("client %d looks for jobs at %s; Ctrl-C ends it", node.client, node.server)
         serve(f"127.0.0.1:{port}", secret, desk.answer, is_over)
+
+
+@contextmanager
+def claimed(store: Path, client: int) -> Iterator[None]:
+    """The folder of one client, and of one process at a time."""
+    store.mkdir(parents=True, exist_ok=True)
+    with (store / "client").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"--store {store}: another node uses it now.") from error
+        file.seek(0)
+        owner = file.read()
+        if owner not in {"", str(client)}:
+            raise ConfigError(
+                f"--store {store}: it holds the states of client {owner}, not of {client}. "
+                "Give every client a folder of its own."
+            )
+        file.truncate(0)
+        file.write(str(client))
+        file.flush()
+        yield
 
 
 def open_job(node: Node, hello: Hello) -> Opened:

@@ -1,5 +1,6 @@
 """`deploy`, `node` and `cert`: secure by default, and refusals that say the way out."""
 
+import socket
 import stat
 
 import pytest
@@ -55,6 +56,26 @@ def test_cert_makes_keys_that_only_their_owner_can_read_and_never_writes_over(cl
     code, _, err = cli("cert", tmp_path / "keys")
     assert code == 2
     assert "never written over" in err
+
+
+def test_a_key_of_ones_own_is_never_written_over(cli, tmp_path):
+    assert cli("cert", tmp_path / "mine", "--own-key")[0] == 0
+    before = (tmp_path / "mine" / "node").read_bytes()
+    code, _, err = cli("cert", tmp_path / "mine", "--own-key")
+    assert code == 2
+    assert "never written over" in err
+    assert (tmp_path / "mine" / "node").read_bytes() == before
+
+
+def test_a_port_in_use_is_named(cli, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, err = cli("deploy", "--out", tmp_path / "run", "--insecure", "--port", port)
+    assert code == 2
+    assert f"--port {port}: cannot listen there" in err
+    assert not (tmp_path / "run").exists()
 
 
 def test_data_that_is_elsewhere_cannot_be_trained_on_here(cli):

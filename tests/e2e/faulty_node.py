@@ -1,9 +1,11 @@
 """A node that misbehaves on purpose: `faulty_node.py FAULTS OPTIONS`, options as `fedsieve node`.
 
-FAULTS is JSON: {"raise": round, "sleep": [round, seconds], "garbage": round, "large": round}
+FAULTS is JSON: {"raise": round, "sleep": [round, seconds], "garbage": round, "large": round}. Each
+happens once.
 """
 
 import json
+import logging
 import sys
 import time
 
@@ -18,9 +20,11 @@ train, answer = Site.train, Desk.answer
 
 def faulty_train(self, request):
     if faults.get("raise") == request.round:
+        del faults["raise"]
         raise ValueError("on purpose")
     if faults.get("sleep", [0])[0] == request.round:
-        time.sleep(faults["sleep"][1])
+        logging.getLogger("fedsieve").warning("asleep")
+        time.sleep(faults.pop("sleep")[1])
     return train(self, request)
 
 
@@ -28,8 +32,10 @@ def faulty_answer(self, parcel):
     good, call = answer(self, parcel), peek(parcel, Call)
     if isinstance(call.work, TrainCall):
         if faults.get("garbage") == call.round:
+            del faults["garbage"]
             return b"\x93\x01garbage"
         if faults.get("large") == call.round:
+            del faults["large"]
             return good + bytes(3 * 10**6)
     return good
 

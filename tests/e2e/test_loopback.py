@@ -18,6 +18,7 @@ def test_a_deployment_over_tls_ends_in_the_bits_of_a_run_in_this_process(tmp_pat
     assert there["model_hash"] == here.summary.model_hash
     assert [row["lost"] for row in deployment.rows() if "lost" in row] == []
     traffic = json.loads((deployment.run / "traffic.json").read_text())
+    assert traffic["rounds"] == [1, 3]
     for way in ("up", "down"):
         payload = getattr(here.summary, f"{way}_bytes")
         assert traffic["payload"][way] == there[f"{way}_bytes"] == payload

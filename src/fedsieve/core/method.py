@@ -83,6 +83,10 @@ class Task(Protocol):
         """Which tensors may be masked, what they connect, and what they cost."""
 
     @property
+    def sums(self) -> int:
+        """How many numbers a tally has."""
+
+    @property
     def buffers(self) -> frozenset[str]:
         """Names in `Params` that are statistics of normalisation layers: never given a gradient."""
 

@@ -21,6 +21,7 @@ from fedsieve.engines.site import (
     Evaluate,
     EvaluateOwn,
     Executor,
+    Failure,
     Request,
     Response,
     Share,
@@ -83,14 +84,16 @@ def evaluate(
     common = own = _Found({}, {}, [])
     if federation.is_pooled:
         everything = EvaluateOwn(0, server, store.get(0), tuple(shards))
-        common = own = _ask([everything], execute)
+        common = own = _ask([everything], execute, task)
     else:
         if model is not None:
             pieces = [tuple(shards[i::_PIECES]) for i in range(_PIECES)]
-            common = own = _ask([Evaluate(model, piece) for piece in pieces if piece], execute)
+            asked = [Evaluate(model, piece) for piece in pieces if piece]
+            common = own = _ask(asked, execute, task)
         if method.personal:
             # One at a time: thousands of personal models need not be in memory together.
-            own = _ask((EvaluateOwn(c, server, store.get(c), (c,)) for c in shards), execute)
+            each = (EvaluateOwn(c, server, store.get(c), (c,)) for c in shards)
+            own = _ask(each, execute, task)
     if own.failures and not own.tallies:
         raise RoundError(f"evaluation of shard {own.failures[0][0]} failed: {own.failures[0][1:]}")
     if not own.tallies:
@@ -140,7 +143,8 @@ def shares_of_cohort(
     if model is not None or not method.personal:
         return [] if model is None else [shares_of(model, method.task.graph.maskable)]
     missing = [client for client in states if client not in scores.shares]
-    found = _ask((EvaluateOwn(c, server, states[c], ()) for c in missing), execute).shares
+    asked = (EvaluateOwn(c, server, states[c], ()) for c in missing)
+    found = _ask(asked, execute, method.task).shares
     known = scores.shares | found
     return [known[client] for client in states if known.get(client)]
 
@@ -155,9 +159,10 @@ def _deployed(task: Task, model: Params | None) -> Size | None:
 _PIECES = 8  # enough to keep a few workers busy to the end
 
 
-def _ask(requests: Iterable[Request], execute: Executor) -> _Found:
+def _ask(requests: Iterable[Request], execute: Executor, task: Task) -> _Found:
     found = _Found({}, {}, [])
-    for response in execute(requests):
+    for given in execute(requests):
+        response = _fitting(given, task)
         if not isinstance(response, Tallies):
             found.failures.append(response)
             log.warning("client %d is not evaluated: %s", *response[:2])
@@ -169,3 +174,15 @@ def _ask(requests: Iterable[Request], execute: Executor) -> _Found:
     # Sums must not depend on who has answered first.
     tallies, shares = sorted(found.tallies.items()), sorted(found.shares.items())
     return _Found(dict(tallies), dict(shares), found.failures)
+
+
+def _fitting(response: Response, task: Task) -> Response:
+    """The response, or a failure if its tallies or shares are none of this task."""
+    if not isinstance(response, Tallies):
+        return response
+    shards, tallies, client, shares = response
+    rows = (len(shards), task.sums) if shards else (0,)
+    if tallies.shape == rows and shares.keys() in (set(), set(task.graph.maskable)):
+        return response
+    who = shards[0] if shards and client < 0 else client
+    return Failure(who, "its figures do not fit the model")

@@ -17,6 +17,8 @@ Kind: TypeAlias = Literal["classes", "binary", "labels", "values"]
 class Objective(Protocol):
     """The part of a task that sees outputs and targets alone; see `Task` for the functions."""
 
+    sums: int
+
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor: ...
     def tally(self, outputs: Tensor, y: Tensor) -> Tensor: ...
     def score(self, tally: Tensor) -> float: ...
@@ -25,6 +27,8 @@ class Objective(Protocol):
 
 class Classes:
     """One class of several: cross-entropy and accuracy. Tally: correct, loss, examples."""
+
+    sums = 3
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, y)
@@ -45,6 +49,8 @@ class Binary:
 
     Tally: correct, loss, examples.
     """
+
+    sums = 3
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         _same_shape(outputs, y)
@@ -70,6 +76,8 @@ class Labels:
     Tally: true positives, labels predicted, labels present, loss, entries.
     """
 
+    sums = 5
+
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         _same_shape(outputs, y)
         return functional.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype))
@@ -93,6 +101,8 @@ class Values:
 
     Tally: squared error, sum and sum of squares of the targets, examples.
     """
+
+    sums = 4
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         _same_shape(outputs, y)

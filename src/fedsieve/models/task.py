@@ -66,6 +66,10 @@ class ModelTask(Task):
         return self._graph
 
     @property
+    def sums(self) -> int:
+        return self._objective.sums
+
+    @property
     def buffers(self) -> frozenset[str]:
         return self._buffers
 

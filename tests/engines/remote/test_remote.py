@@ -1,27 +1,41 @@
 """Desk and dispatch: what is lost, late, stale, forged or repeated leaves no trace in the run."""
 
+import json
+import time
 from contextlib import contextmanager
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 from fedsieve import api
 from fedsieve.api import Watcher
 from fedsieve.config import make
-from fedsieve.core.errors import RoundError, WireError
+from fedsieve.core.errors import ConfigError, RoundError, WireError
+from fedsieve.core.message import Params
 from fedsieve.deploy import receipts
+from fedsieve.engines import blob
 from fedsieve.engines.flower.carrier import GridCarrier
 from fedsieve.engines.folder import RunFolder
 from fedsieve.engines.remote.desk import Desk
 from fedsieve.engines.remote.dispatch import LostError, Remote
-from fedsieve.engines.remote.parcel import Answer, Call, Failed, TrainCall, Trained, peek, seal
+from fedsieve.engines.remote.parcel import (
+    Answer,
+    Call,
+    Failed,
+    Scored,
+    TrainCall,
+    Trained,
+    peek,
+    seal,
+)
 from fedsieve.engines.remote.signature import fresh_key
 from fedsieve.job import build
 from fedsieve.loop import Engine
-from fedsieve.node import Node, open_job
+from fedsieve.node import Node, claimed, open_job
 from grid import LocalGrid, desks, terms_of
 from small import small_job, steady
 
@@ -295,3 +309,97 @@ def test_owners_data_that_the_server_never_sees_gives_the_bits_of_pooled_files(t
     there = Deployed(job, tmp_path, desks=nodes).play()
     assert there.summary.model_hash == here.summary.model_hash
     assert steady(there.rows) == steady(here.rows)
+
+
+def test_an_outage_longer_than_a_round_fails_nobody(tmp_path):
+    class Slow(GridCarrier):
+        is_lost = False
+
+        def pull(self, messages):
+            if not Slow.is_lost and self._grid.pushed > 3:  # behind the greetings
+                Slow.is_lost = True
+                self._grid.replies.clear()
+                time.sleep(0.6)
+                raise LostError("gone")
+            return super().pull(messages)
+
+    job = stateful()
+    there = Deployed(job, tmp_path, carrier=Slow, seconds=0.5).play()
+    assert Slow.is_lost
+    assert there.summary.failed == 0
+    assert there.summary.model_hash == absent(job, []).summary.model_hash
+
+
+FIGURES = {
+    "too many sums": lambda tallies: {"tallies": torch.ones(1, 7, dtype=torch.float64)},
+    "flat": lambda tallies: {"tallies": tallies[0, :1]},
+    "of another type": lambda tallies: {"tallies": tallies.float()},
+    "missing": lambda tallies: {"other": tallies},
+}
+
+
+@pytest.mark.parametrize("figures", FIGURES)
+def test_figures_that_do_not_fit_are_left_out_of_the_evaluation(figures, tmp_path):
+    def change(client, call, good):
+        answer = peek(good, Answer)
+        if client != 1 or not isinstance(answer.result, Scored):
+            return good
+        tallies = blob.unpack(Params, answer.result.tallies)["tallies"]
+        forged = Scored(blob.pack(FIGURES[figures](tallies)), {})
+        return seal(msgspec.structs.replace(answer, result=forged), None)
+
+    job = small_job(method="fedavg", clients=3, cohort=3, rounds=2)
+    there = Deployed(job, tmp_path, change).play(tmp_path / "run")
+    assert there.summary.model_hash == absent(job, []).summary.model_hash
+    lines = (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()
+    for line in map(json.loads, lines):
+        assert [x is None for x in line["client_accuracy"]] == [False, True, False]
+
+
+def test_densities_of_tensors_that_a_model_does_not_have_do_not_stop_the_run(tmp_path):
+    def change(client, call, good):
+        answer = peek(good, Answer)
+        if client != 1 or not isinstance(answer.result, Scored):
+            return good
+        forged = msgspec.structs.replace(answer.result, shares={"nonsense": (0.5, 7)})
+        return seal(msgspec.structs.replace(answer, result=forged), None)
+
+    job = stateful(rounds=2)
+    there = Deployed(job, tmp_path, change).play()
+    assert there.summary.model_hash == absent(job, []).summary.model_hash
+
+
+def test_figures_that_no_row_can_hold_are_a_failure(tmp_path):
+    def change(client, call, good):
+        answer = peek(good, Answer)
+        if client != 1 or not is_training(call, 1):
+            return good
+        forged = msgspec.structs.replace(answer.result, flops=(2**63, 0, 0))
+        return seal(msgspec.structs.replace(answer, result=forged), None)
+
+    job = stateful(rounds=2)
+    there = Deployed(job, tmp_path, change).play(tmp_path / "run")
+    assert [row.lost for row in there.rows] == [[1], []]
+
+
+def test_a_deployment_with_keys_does_not_hear_who_has_none(tmp_path):
+    job = stateful(rounds=1)
+    with pytest.raises(RoundError, match="0 of 3 clients"):
+        Deployed(job, tmp_path, nodes={}).play()
+
+
+def test_an_owner_whose_data_cannot_be_loaded_says_so_and_stays(tmp_path):
+    def broken(hello):
+        raise KeyError("no such column")
+
+    desk = Desk(1, tmp_path, broken)
+    hello = Call("0" * 32, 1, 0, -1, terms_of(stateful()).hello)
+    assert result_of(desk, hello) == Failed("KeyError: 'no such column'")
+
+
+def test_a_store_is_of_one_client_and_one_process(tmp_path):
+    for _ in range(2):
+        with claimed(tmp_path, 1), pytest.raises(ConfigError, match="another node uses it"):
+            claimed(tmp_path, 1).__enter__()
+    with pytest.raises(ConfigError, match="states of client 1, not of 2"):
+        claimed(tmp_path, 2).__enter__()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import RunNotRunningException
 
 from fedsieve.core.errors import WireError
 from fedsieve.engines.remote.dispatch import Arrived, LostError
@@ -45,13 +44,14 @@ class GridCarrier:
     def __init__(self, connect: Callable[[], Grid]) -> None:
         self._connect = connect
         self._grid = connect()
+        self._is_wary = False  # some node sends what Flower itself cannot read
 
     def nodes(self) -> list[int]:
         while True:
             try:
                 return list(self._grid.get_node_ids())
-            except (httpx.HTTPError, RunNotRunningException) as error:
-                self._reconnect(error)
+            except httpx.HTTPError as error:
+                self._lost(error)
 
     def push(self, parcels: Mapping[int, bytes], seconds: float) -> dict[str, int]:
         messages = [
@@ -60,22 +60,30 @@ class GridCarrier:
         ]
         try:
             names = list(self._grid.push_messages(messages))
-        except (httpx.HTTPError, RunNotRunningException) as error:
-            self._reconnect(error)
-            raise LostError(str(error)) from error
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
         return {name: node for name, node in zip(names, parcels, strict=True) if name}
 
     def pull(self, messages: Iterable[str]) -> list[Arrived]:
-        try:
-            replies = list(self._grid.pull_messages(list(messages)))
-        except (httpx.HTTPError, RunNotRunningException) as error:
-            self._reconnect(error)
-            raise LostError(str(error)) from error
-        return [_arrived(reply) for reply in replies]
+        groups = [[name] for name in messages] if self._is_wary else [list(messages)]
+        return [arrived for group in groups for arrived in self._pulled(group)]
 
-    def _reconnect(self, error: BaseException) -> None:
+    def _pulled(self, names: list[str]) -> list[Arrived]:
+        try:
+            return [_arrived(reply) for reply in self._grid.pull_messages(names)]
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
+        except Exception as error:
+            # Flower fails for all answers of a call together, and has forgotten them by then.
+            if self._is_wary:
+                return [Arrived(names[0], b"", f"its message cannot be read: {error}")]
+            self._is_wary = True
+            raise LostError(f"some answer cannot be read ({error})") from error
+
+    def _lost(self, error: httpx.HTTPError) -> LostError:
         log.warning("the SuperLink does not answer (%s); connecting again", error)
         self._grid = self._connect()
+        return LostError(str(error))
 
 
 def _arrived(reply: Message) -> Arrived:

@@ -2,9 +2,9 @@
 
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import httpx
@@ -17,29 +17,22 @@ from flwr.proto.control_pb2 import (
     StopRunRequest,
 )
 from flwr.proto.fab_pb2 import Fab
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullTaskInputRequest,
-    SendTaskHeartbeatRequest,
-)
+from flwr.proto.runtime_pb2 import PullTaskInputRequest
 from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import (
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedsieve.core.errors import RoundError
+from fedsieve.engines.flower.task import VERSION, Tasks, alive
 from fedsieve.engines.remote.signature import Public
 
 log = logging.getLogger("fedsieve")
-_HEARTBEAT_SECONDS = 15
 _START_SECONDS = 600  # a loaded machine takes its time
+_TASK_SECONDS = 30
+_TRIES = 5
 _PYPROJECT = b"""\
 [project]
 name = "fedsieve-job"
@@ -47,15 +40,11 @@ version = "1.0.0"
 description = "Holds no code: server and nodes run the fedsieve that is installed with them."
 license = "Apache-2.0"
 dependencies = []
-
 [tool.flwr.app]
 publisher = "fedsieve"
-
 [tool.flwr.app.components]
 serverapp = "empty:app"
 clientapp = "empty:app"
-
-[tool.flwr.app.config]
 """
 _EMPTY = b"raise SystemExit('fedsieve jobs are run by `fedsieve deploy` and `fedsieve node`')\n"
 
@@ -68,7 +57,7 @@ class SuperLink:
     ca: bytes | None  # None: no TLS
     secret: bytes
     runs: list[int] = field(default_factory=list)
-    _stop: threading.Event = field(default_factory=threading.Event)
+    _open: ExitStack = field(default_factory=ExitStack)  # of the last run
 
     def wait(self, seconds: float, is_hopeless: Callable[[], bool] = lambda: False) -> None:
         """Until it answers."""
@@ -97,34 +86,37 @@ class SuperLink:
                     raise
 
     def connect(self) -> Grid:
-        """Begin a run, take its task, and keep it alive."""
-        self.wait(_START_SECONDS)
-        self.close()
+        """Begin a run, take its task, and keep it alive; again if the SuperLink ends meanwhile."""
+        for _ in range(_TRIES):
+            self.wait(_START_SECONDS)
+            self.close()
+            try:
+                return self._begun()
+            except httpx.HTTPError as error:
+                log.warning("the SuperLink began no run (%s); trying again", error)
+        raise RoundError(f"no run can be begun at {self.address}; see superlink.log.")
+
+    def _begun(self) -> Grid:
         with self._control() as control:
             content = build_fab_from_files({"pyproject.toml": _PYPROJECT, "empty.py": _EMPTY})[0]
             fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
             run = control.StartRun(StartRunRequest(fab=fab)).run_id
         self.runs.append(run)
-        grid = HttpGrid(
-            self.address,
-            insecure=self.ca is None,
-            root_certificates=self.ca,
-            token=self._token(run),
-        )
+        grid = HttpGrid(self.address, self.ca is None, self.ca, token=self._token(run))
         # Flower's own way with a lost task is to interrupt the process.
         grid._retry_invoker = None  # type: ignore[assignment]
+        self._open.callback(grid.close)
         given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id = given.task_id
         TaskIdentity.run_id = given.run.run_id
         TaskIdentity.node_id = given.context.node_id
         grid.set_run(run_from_proto(given.run))
-        self._stop = threading.Event()
-        threading.Thread(target=_beat, args=(grid, self._stop), daemon=True).start()
+        self._open.enter_context(alive(grid._runtime_client))
         return grid
 
     def close(self) -> None:
         """End the last run; its messages are void."""
-        self._stop.set()
+        self._open.close()
         if self.runs:
             try:
                 with self._control() as control:
@@ -140,35 +132,16 @@ class SuperLink:
 
     def _token(self, run: int) -> str:
         """The right to act as the server of a run; tasks of earlier runs are left to expire."""
-        signed = SuperExecAuthHttpInterceptor(
-            master_secret=self.secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"}
-        )
-        client = RuntimeHttpClient.from_server_address(
-            self.address, self.ca is None, self.ca, [_VERSION, signed]
-        )
-        end = time.monotonic() + 30
+        tasks = Tasks(self.address, self.ca, self.secret)
+        end = time.monotonic() + _TASK_SECONDS
         while time.monotonic() < end:
-            found = client.AcquireTask(
-                AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-            )
-            if found.token and found.task.run_id == run:
-                return str(found.token)
+            token, found = tasks.take(TaskType.SERVER_APP)
+            if token and found == run:
+                return token
             time.sleep(0.2)
         raise RoundError(f"the SuperLink at {self.address} gives no task for run {run}.")
 
     def _control(self) -> ControlHttpClient:
         return ControlHttpClient.from_server_address(
-            self.address, self.ca is None, self.ca, [_VERSION]
+            self.address, self.ca is None, self.ca, [VERSION]
         )
-
-
-_VERSION = RuntimeVersionHttpInterceptor(component_name="fedsieve")
-
-
-def _beat(grid: HttpGrid, stop: threading.Event) -> None:
-    """Show that the task is alive; that it is lost shows in the next exchange."""
-    while not stop.wait(_HEARTBEAT_SECONDS):
-        try:
-            grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except httpx.HTTPError as error:
-            log.debug("no heartbeat: %s", error)

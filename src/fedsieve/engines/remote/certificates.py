@@ -124,7 +124,9 @@ def _write_pem(
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
     """A new file; a private one is never readable for others, not even for a moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=mode, exist_ok=False)
+    if path.exists():
+        raise ConfigError(f"{path} exists: keys are never written over. Choose another folder.")
+    path.touch(mode=mode)
     path.write_bytes(data)
 
 

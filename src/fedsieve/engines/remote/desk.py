@@ -134,6 +134,9 @@ class Desk:
             result = self._result(call)
         except FedsieveError as error:
             result = Failed(str(error))
+        except Exception as error:
+            log.exception("a call failed")  # the owner's function for data, or a full disk
+            result = Failed(f"{type(error).__name__}: {error}")
         return seal(Answer(mark(parcel), self._client, result), self._own)
 
     def _result(self, call: Call) -> Result:
@@ -141,7 +144,9 @@ class Desk:
             raise WireError(f"job {call.job[:40]!r} is not 32 hexadecimal digits.")
         folder = self._folder / "jobs" / call.job
         if isinstance(call.work, Hello):
-            return self._greeted(call.job, call.work, folder)
+            self._greet(call.job, call.work, folder)
+            log.info("ready for job %s", call.job)
+            return Here()
         if call.client != self._client:
             return Failed(f"the call is for client {call.client}, this is {self._client}.")
         if not (folder / "config.toml").exists():
@@ -161,15 +166,15 @@ class Desk:
             masks = tuple((number, *packed) for number, packed in kept.items())
             after = Memory((call.session, call.round), work.site.schemas, masks)
             blob.write(folder / "memory.msgpack", msgspec.msgpack.encode(after))
+            log.info("round %d: %s", call.round, type(response).__name__.lower())
         return _reported(response)
 
-    def _greeted(self, job: str, hello: Hello, folder: Path) -> Result:
+    def _greet(self, job: str, hello: Hello, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         blob.write(folder / "form.msgpack", msgspec.msgpack.encode(hello.form))
         blob.write(folder / "config.toml", hello.config.encode())
         self._work.pop(job, None)
-        work = self._opened(job, folder)
-        return Here(self._client, work.opened.federation.examples(self._client))
+        self._opened(job, folder)
 
     def _opened(self, job: str, folder: Path) -> _Work:
         if job not in self._work:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from fedsieve.core.errors import WireError
@@ -85,7 +85,7 @@ class Terms:
     limit_bytes: int = 2**31
     poll_seconds: float = 0.2
     key: Private | None = None
-    nodes: Mapping[int, Public] = field(default_factory=dict)  # by client; empty in a trial
+    nodes: Mapping[int, Public] | None = None  # by client; None in a trial without keys
 
 
 class Remote:
@@ -98,12 +98,13 @@ class Remote:
         self._greeted_at: dict[int, float] = {}  # and when each was last greeted
         self._refused: dict[int, float] = {}  # nodes that are no use, and when they said so
         self._silent: set[int] = set()  # clients that owe an answer
-        self._round = 0
+        self._round = self.first_round = 0
         self._packed: tuple[Any, bytes] = (None, b"")
         self.parcel_bytes: Counter[str] = Counter()
 
     def __call__(self, requests: Iterable[Request]) -> Generator[Response, None, None]:
         works = {client: work for r in requests for client, work in self._works(r)}
+        self.first_round = self.first_round or self._round
         self.greet(works, min(self._terms.seconds, _GREETING_SECONDS))
         open_works = dict[int, Work]()
         for client, work in works.items():
@@ -160,7 +161,9 @@ class Remote:
             self._greeted_at.clear()
             return
         for message, answered, error in arrived:
-            node = self._greeted.pop(message)
+            node = self._greeted.pop(message, None)
+            if node is None:  # no message of ours
+                continue
             self.parcel_bytes["up"] += len(answered)
             answer = error or self._opened(node, answered, mark(parcel))
             if isinstance(answer, Answer) and isinstance(answer.result, Here):
@@ -200,8 +203,8 @@ class Remote:
         self._silent |= works.keys()
         for node, answer in self._ask(parcels, self._terms.seconds):
             client = clients[node]
-            if isinstance(answer, str):
-                yield Failure(client, answer)
+            if isinstance(answer, str) or answer.client != client:
+                yield Failure(client, answer if isinstance(answer, str) else "it is another client")
                 continue
             self._silent.discard(client)
             if isinstance(answer.result, Failed) and answer.result.is_stranger:
@@ -222,15 +225,19 @@ class Remote:
             try:
                 unsent = {n: p for n, p in left.items() if n not in waiting.values()}
                 if unsent:
-                    waiting |= self._carrier.push(unsent, rest)
-                    self.parcel_bytes["down"] += sum(map(len, unsent.values()))
+                    sent = self._carrier.push(unsent, rest)
+                    waiting |= sent
+                    self.parcel_bytes["down"] += sum(len(parcels[n]) for n in sent.values())
                 arrived = self._carrier.pull(list(waiting))
             except LostError as lost:
                 log.warning("%s; open calls go out again", lost)
                 waiting.clear()
+                end = time.monotonic() + seconds  # an outage is no node's fault
                 continue
             for message, parcel, error in arrived:
-                node = waiting.pop(message)
+                node = waiting.pop(message, None)
+                if node is None:  # no message of ours
+                    continue
                 del left[node]
                 self.parcel_bytes["up"] += len(parcel)
                 yield node, error or self._opened(node, parcel, marks[node])
@@ -251,9 +258,10 @@ class Remote:
         client = peek(parcel, Answer).client
         if not 0 <= client < self._terms.num_clients:
             raise WireError(f"there is no client {client}.")
-        if self._terms.nodes and client not in self._terms.nodes:
+        keys = self._terms.nodes
+        if keys is not None and client not in keys:
             raise WireError(f"client {client} has no key here.")
-        answer = unseal(parcel, Answer, self._terms.nodes.get(client))
+        answer = unseal(parcel, Answer, None if keys is None else keys[client])
         if answer.call != call:
             raise WireError("it answers another call.")
         if self._node.get(client, node) != node:

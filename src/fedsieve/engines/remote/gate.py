@@ -40,6 +40,7 @@ NODE_CALLS = (
 UNKEYED_CALLS = ("register-node", "unregister-node")  # of nodes without keys, in a trial
 _DROPPED = {"host", "connection", "transfer-encoding", "content-length", "keep-alive", "upgrade"}
 
+Headers = list[tuple[bytes, bytes]]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -83,13 +84,13 @@ class Gate:
         if body is None:
             await _respond(send, 413, b"")
             return
-        headers = [(k, v) for k, v in scope["headers"] if k.decode().lower() not in _DROPPED]
+        headers = _kept(scope["headers"], "accept-encoding")  # httpx says what it can unpack
         try:
             answer = await self._client.post(target, content=body, headers=headers)
         except httpx.TransportError:
             await _respond(send, 503, b"")  # nodes try again
             return
-        kept = [(k, v) for k, v in answer.headers.raw if k.decode().lower() not in _DROPPED]
+        kept = _kept(answer.headers.raw, "content-encoding")  # and has unpacked it
         await _respond(send, answer.status_code, answer.content, kept)
 
     async def _body(self, receive: Receive) -> bytes | None:
@@ -105,9 +106,12 @@ class Gate:
                 return b"".join(parts)
 
 
-async def _respond(
-    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
+def _kept(headers: Headers, dropped: str) -> Headers:
+    """Headers that concern both ends, not one connection."""
+    return [(k, v) for k, v in headers if k.decode().lower() not in _DROPPED | {dropped}]
+
+
+async def _respond(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
     length = (b"content-length", str(len(body)).encode())
     start = {"type": "http.response.start", "status": status, "headers": [*(headers or []), length]}
     await send(start)

@@ -72,9 +72,6 @@ class Call(Struct, array_like=True, frozen=True):
 class Here(Struct, tag="here", array_like=True, frozen=True):
     """A node that is ready."""
 
-    client: int
-    examples: int
-
 
 class Trained(Struct, tag="trained", array_like=True, frozen=True):
     """A reply, less the state, which stays where it is."""

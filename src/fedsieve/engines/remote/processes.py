@@ -70,6 +70,7 @@ class Children:
         self._wanted: list[_Kept] = []
         self._running: list[subprocess.Popen[bytes]] = []
         self._stop, self._ended = threading.Event(), threading.Event()
+        self._changing = threading.Lock()
         self._keeper = threading.Thread(target=self._keep, daemon=True)
 
     def keep(self, command: list[str], log_file: Path, home: Path) -> None:
@@ -83,7 +84,8 @@ class Children:
         return self
 
     def __exit__(self, *exit_: object) -> None:
-        self._stop.set()
+        with self._changing:
+            self._stop.set()
         for process in self._running:
             process.terminate()
         end = time.monotonic() + 10
@@ -92,17 +94,24 @@ class Children:
                 process.wait(max(end - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
         self._ended.set()
 
     def _keep(self) -> None:
         while not self._stop.wait(self._again_seconds):
-            for place, process in enumerate(self._running):
-                if process.poll() is not None:
-                    name, why = Path(self._wanted[place].command[1]).name, self._wanted[place].log
-                    log.warning("%s ended, see %s; starting it again", name, why)
-                    self._running[place] = _start(self._wanted[place])
-                    self.restarts += 1
+            with self._changing:
+                if not self._stop.is_set():
+                    self._start_again()
         self._ended.wait()  # what this thread has started must not outlive it
+
+    def _start_again(self) -> None:
+        for place, process in enumerate(self._running):
+            if process.poll() is not None:
+                kept = self._wanted[place]
+                name = Path(kept.command[1]).name
+                log.warning("%s ended, see %s; starting it again", name, kept.log)
+                self._running[place] = _start(kept)
+                self.restarts += 1
 
 
 def free_port() -> int:

@@ -23,6 +23,8 @@ from fedsieve.engines.store import Receipt
 from fedsieve.ledger.flops import Flops
 from fedsieve.wire.frame import Payload
 
+_MOST = 2**56  # sums over a cohort stay far from 2**64, which no row can hold
+
 
 def response_of(client: int, number: int, work: Work, result: Result) -> Response:
     """What `client` says to the work it was given in round `number`."""
@@ -41,6 +43,8 @@ def _read(client: int, number: int, work: Work, result: Result) -> Response:
         case TrainCall(), Trained(up, sizes, paper, digest, values, flops, seconds):
             if sum(sizes) != len(up):
                 raise WireError(f"{len(up)} bytes were sent, it counts {sum(sizes)}.")
+            if not all(0 <= figure < _MOST for figure in (paper, *flops)):
+                raise WireError(f"bytes {paper} and FLOPs {flops} are impossible.")
             receipt = _receipt(number, digest)
             return Reply(
                 client, Payload(up, *sizes), paper, receipt, {}, values, Flops(*flops), seconds

@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsieve.core.errors import ConfigError
 
+_CURVE = ec.SECP384R1()
 _HASH = ec.ECDSA(hashes.SHA384())
 
 
@@ -41,7 +42,7 @@ class Private:
 
 def fresh_key() -> Private:
     """A new key."""
-    return Private(ec.generate_private_key(ec.SECP384R1()))
+    return Private(ec.generate_private_key(_CURVE))
 
 
 def read_private(path: Path) -> Private:
@@ -52,7 +53,7 @@ def read_private(path: Path) -> Private:
         raise ConfigError(
             f"{path}: not a readable private key ({error}). `fedsieve cert` makes one."
         ) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != _CURVE.name:
         raise ConfigError(f"{path}: the key must be ECDSA on P-384, as `fedsieve cert` makes it.")
     return Private(key)
 
@@ -65,6 +66,6 @@ def read_public(path: Path) -> Public:
         raise ConfigError(
             f"{path}: not a readable public key ({error}). `fedsieve cert` makes one."
         ) from error
-    if not isinstance(key, ec.EllipticCurvePublicKey):
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != _CURVE.name:
         raise ConfigError(f"{path}: the key must be ECDSA on P-384, as `fedsieve cert` makes it.")
     return Public(key)

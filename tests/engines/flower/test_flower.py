@@ -1,0 +1,79 @@
+"""What is used of Flower, and answers that Flower itself cannot read."""
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+
+from fedsieve.core.errors import ConfigError
+from fedsieve.engines import flower
+from fedsieve.engines.flower.carrier import GridCarrier
+from fedsieve.engines.remote.dispatch import Arrived, LostError
+from grid import LocalGrid
+
+HERE = Path(flower.__file__).parent
+PUBLIC = {"flwr.app", "flwr.serverapp"}
+
+
+def imported(text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+
+
+def test_the_list_of_private_modules_is_what_is_imported():
+    found = {m for path in HERE.glob("*.py") for m in imported(path.read_text())}
+    assert {m for m in found if m.split(".")[0] == "flwr"} - PUBLIC == set(flower.PRIVATE)
+
+
+def test_all_that_knows_flower_is_under_400_lines():
+    assert sum(len(path.read_text().splitlines()) for path in HERE.glob("*.py")) < 400
+
+
+@pytest.mark.parametrize("version", ["1.40.9", "1.43.0", "1.4.1", "2.41.0"])
+def test_other_versions_of_flower_are_refused_with_the_way_out(version):
+    with pytest.raises(ConfigError, match=rf"flwr {version}.*1\.41 and 1\.42.*fedsieve\[flower\]"):
+        flower.check_version(version)
+
+
+def test_versions_are_those_of_the_extra():
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    first, last = flower.VERSIONS[0], flower.VERSIONS[-1]
+    after = f"1.{int(last.split('.')[1]) + 1}"
+    assert project["optional-dependencies"]["flower"] == [f"flwr>={first},<{after}"]
+    for version in (f"{first}.0", f"{last}.7"):
+        flower.check_version(version)
+
+
+class Choking(LocalGrid):
+    """Like Flower's grid, it fails for a whole batch when one answer in it is malformed."""
+
+    def pull_messages(self, message_ids):
+        replies = super().pull_messages(message_ids)
+        if any(reply.content == {} for reply in map(self.opened, replies)):
+            raise ValueError("no such object")
+        return replies
+
+    def opened(self, reply):
+        if reply.metadata.src_node_id == self.bad:
+            reply.content.clear()
+        return reply
+
+
+def test_an_answer_that_flower_cannot_read_is_a_failure_of_its_sender_alone():
+    grid = Choking({100: lambda parcel: b"good", 101: lambda parcel: b"bad"})
+    grid.bad = 101
+    carrier = GridCarrier(lambda: grid)
+    parcels = {100: b"call", 101: b"call"}
+    names = carrier.push(parcels, 30)
+    with pytest.raises(LostError):  # all answers of the batch are gone: calls go out again
+        carrier.pull(list(names))
+    names = {node: name for name, node in carrier.push(parcels, 30).items()}
+    good, bad = carrier.pull([names[100], names[101]])
+    assert good == Arrived(names[100], b"good")
+    assert bad == Arrived(names[101], b"", "its message cannot be read: no such object")
