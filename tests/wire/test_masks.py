@@ -118,9 +118,10 @@ def patterns():
     yield (), np.zeros(0, np.bool_)
     yield ((0, 5), (5, 0)), np.zeros(0, np.bool_)
     yield ((1, 1),), np.ones(1, np.bool_)
+    yield ((1, 2), (1, 1)), np.array([False, False, True])  # whole rows, and too few to say so
 
 
-@pytest.mark.parametrize("number", range(14))
+@pytest.mark.parametrize("number", range(15))
 def test_odd_patterns_come_back_and_never_cost_more_than_a_bitmap(number):
     layout, kept = list(patterns())[number]
     data = there_and_back(kept, layout)

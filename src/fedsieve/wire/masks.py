@@ -41,7 +41,9 @@ def encode_mask(kept: Bools, layout: Layout) -> bytes:
         return bytes([FULL if ones else EMPTY])
     whole = _whole_rows(kept, layout)
     if whole is not None:
-        return bytes([ROWS]) + encode_mask(whole, ((1, whole.size),))
+        rows = bytes([ROWS]) + encode_mask(whole, ((1, whole.size),))
+        if 8 * len(rows) <= size + 8:
+            return rows
     flat_bits, found = entropy(ones, size), []
     if has_ans():
         plans = [_plan(part) for part in matrices(kept, layout)]
