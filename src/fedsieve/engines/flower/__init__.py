@@ -6,9 +6,7 @@ That takes more than Flower's public interface (`flwr.app`, `flwr.serverapp`), a
 versions of it.
 """
 
-import importlib.metadata
-
-from fedsieve.core.errors import ConfigError
+from fedsieve.engines.remote.versions import check_version
 
 VERSIONS = ("1.41", "1.42")  # in which what is used of the modules below is the same
 PRIVATE = {
@@ -29,14 +27,4 @@ PRIVATE = {
     "flwr.supernode.runtime.run_clientapp": "how a node's executor reads a message and answers",
 }
 
-
-def check_version(found: str) -> None:
-    """Raise ConfigError unless this is a version of Flower that deployments run on."""
-    if ".".join(found.split(".")[:2]) not in VERSIONS:
-        raise ConfigError(
-            f"flwr {found}: deployments run on Flower {' and '.join(VERSIONS)}. "
-            "pip install 'fedsieve[flower]' brings one of them."
-        )
-
-
-check_version(importlib.metadata.version("flwr"))
+check_version("flwr", VERSIONS, "pip install 'fedsieve[flower]' brings one of them.")
