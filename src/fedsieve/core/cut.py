@@ -5,6 +5,8 @@ like the masked one, in less time. `restore` puts its tensors back among the who
 `smallest` goes furthest: channels that are constant are folded into biases first.
 """
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,8 @@ from fedsieve.core import masks
 from fedsieve.core.graph import Layer, LayerGraph
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Task
+
+Indices: TypeAlias = dict[str, tuple[Tensor, ...]]  # by tensor, for each of its first axes
 
 
 def alive_channels(graph: LayerGraph, mask: Mask) -> dict[str, Tensor]:
@@ -66,20 +70,23 @@ def written_channels(graph: LayerGraph, mask: Mask) -> dict[str, Tensor]:
     return {name: found > 0 for name, found in written.items()}
 
 
-def compact(
-    graph: LayerGraph, params: Params, alive: Mask, axes: tuple[int, ...] = (0, 1)
-) -> Params:
+def compact(graph: LayerGraph, params: Params, alive: Mask) -> Params:
     """The tensors cut down to the channels that `alive` keeps in each space.
 
     Outputs stay what they are if `alive` is at least what `alive_channels` says of a mask outside
     of which the weights are 0. A space left without a channel keeps its first one; one with a
     depthwise convolution, whose tensors do not say its number of groups, keeps them all.
+    """
+    return take(params, indices(graph, alive))
+
+
+def take(params: Params, kept: Indices, axes: tuple[int, ...] = (0, 1)) -> Params:
+    """The tensors with the indices that stay; `axes` leaves out outputs (0) or inputs (1).
 
     A tensor under the name of a weight with one value for each of its rows is cut by rows. Tensors
-    that keep all they have are not copied. `axes` leaves out outputs (0) or inputs (1).
+    that keep all they have are not copied.
     """
     small = {}
-    kept = _kept(graph, alive)
     for name, whole in params.items():
         value = whole
         for axis, index in zip(range(whole.dim()), kept.get(name, ()), strict=False):
@@ -89,10 +96,32 @@ def compact(
     return small
 
 
+def indices(graph: LayerGraph, alive: Mask) -> Indices:
+    """For each tensor with channels, the indices that stay on its first axes."""
+    whole = {layer.target for layer in graph.layers if layer.kind == "depthwise"}
+    index = {}
+    for space in graph.spaces:
+        stays = torch.ones(space.size) if space.name in whole else alive[space.name]
+        found = stays.nonzero()[:, 0]
+        index[space.name] = found if len(found) else torch.zeros(1, dtype=torch.int64)
+    kept: Indices = {}
+    for layer in graph.layers:
+        if layer.kind == "embedding":
+            continue
+        rows, source = index[layer.target], index[layer.source]
+        columns = (source[:, None] * layer.repeat + torch.arange(layer.repeat)).flatten()
+        kept[layer.weight] = (rows,) if layer.kind == "depthwise" else (rows, columns)
+        if layer.bias is not None:
+            kept[layer.bias] = (rows,)
+    for norm in graph.norms:
+        kept |= dict.fromkeys(norm.tensors, (index[norm.space],))
+    return kept
+
+
 def restore(graph: LayerGraph, small: Params, alive: Mask, whole: Params) -> Params:
     """A copy of `whole` with the values of `small` where `compact` had taken them from."""
     params = {n: value.clone() if n in small else value for n, value in whole.items()}
-    kept = _kept(graph, alive)
+    kept = indices(graph, alive)
     for name, value in small.items():
         axes = kept.get(name, ())
         if not axes:
@@ -162,28 +191,6 @@ def _fold(layer: Layer, params: Params, constant: Tensor, read: Tensor) -> bool:
         params[layer.bias] += (taps[:, columns] @ value[columns]).float()
     weight[:, columns] = 0
     return True
-
-
-def _kept(graph: LayerGraph, alive: Mask) -> dict[str, tuple[Tensor, ...]]:
-    """For each tensor with channels, the indices that stay on its first axes."""
-    whole = {layer.target for layer in graph.layers if layer.kind == "depthwise"}
-    index = {}
-    for space in graph.spaces:
-        stays = torch.ones(space.size) if space.name in whole else alive[space.name]
-        found = stays.nonzero()[:, 0]
-        index[space.name] = found if len(found) else torch.zeros(1, dtype=torch.int64)
-    kept: dict[str, tuple[Tensor, ...]] = {}
-    for layer in graph.layers:
-        if layer.kind == "embedding":
-            continue
-        rows, source = index[layer.target], index[layer.source]
-        columns = (source[:, None] * layer.repeat + torch.arange(layer.repeat)).flatten()
-        kept[layer.weight] = (rows,) if layer.kind == "depthwise" else (rows, columns)
-        if layer.bias is not None:
-            kept[layer.bias] = (rows,)
-    for norm in graph.norms:
-        kept |= dict.fromkeys(norm.tensors, (index[norm.space],))
-    return kept
 
 
 def _links(graph: LayerGraph, layer: Layer, mask: Mask) -> Tensor:

@@ -156,18 +156,19 @@ class ThresholdTraining:
 
     def _effective(self, own: Local, mask: Mask) -> Params:
         """What the forward pass sees: masked weights, if compact without channels that are 0."""
-        graph, (weights, thresholds), kept = self.task.graph, own, mask
+        (weights, thresholds), kept, found = own, mask, cut.Indices()
         if self.compact_training:
-            alive = cut.written_channels(graph, mask)
+            graph = self.task.graph
+            found = cut.indices(graph, cut.written_channels(graph, mask))
             weights, thresholds, kept = (
-                cut.compact(graph, part, alive, (0,)) for part in (weights, thresholds, mask)
+                cut.take(part, found, (0,)) for part in (weights, thresholds, mask)
             )
         # Magnitudes are means over whole rows: inputs are cut when they have been found.
-        weights = weights | {
+        masked = {
             n: weights[n] * self.rule.step(weights[n], tau, kept[n])
             for n, tau in thresholds.items()
         }
-        return cut.compact(graph, weights, alive, (1,)) if self.compact_training else weights
+        return cut.take(weights | masked, found, (1,))
 
     def _price(self, rounds: int) -> float:
         """The regulariser's weight alpha s(t)."""
