@@ -105,9 +105,9 @@ def play(
     Clients work where `open_engine` says, by default on this machine; `changes` are fields of Plan.
     """
     config = job.config
-    if folder:
-        folder.open(to_toml(config), resume=resume)
     with ExitStack() as stack:
+        if folder:
+            stack.enter_context(folder.opened(to_toml(config), resume=resume))
         clients = folder.clients if folder else Path(stack.enter_context(_scratch()))
         rounds = stack.enter_context(
             open_rounds(job, clients, watcher.replied, open_engine, **changes)

@@ -80,6 +80,20 @@ def test_ctrl_c_ends_cleanly_and_the_run_goes_on_later(uninterrupted, tmp_path):
     assert resumed.summary.model_hash == uninterrupted.summary.model_hash
 
 
+def test_two_processes_do_not_write_into_one_run(tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder, "--rounds=2000")
+    wait_for_rows(folder, 2, run)
+    with pytest.raises(ResumeError, match="another process is at work"):
+        fedsieve.run(out=folder, resume=True)
+    assert run.poll() is None, "the run itself must go on"
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    rounds_played = [row["round"] for row in map(json.loads, (folder / "rounds.jsonl").open())]
+    assert rounds_played == list(range(1, len(rounds_played) + 1))
+    assert len(fedsieve.run(out=folder, resume=True, rounds=len(rounds_played) + 1).rows) > 2
+
+
 def test_a_run_that_fails_keeps_what_was_done(tmp_path):
     """Diverging training: every client returns non-finite values at some round."""
     with pytest.raises(RoundError, match="non-finite"):

@@ -6,18 +6,20 @@
     messages/<round>-<client>-{up,down}.frame  supports/<round>.{bits,gates}
 
 Everything in it is there whole or not at all: a run that is killed goes on from its last
-checkpoint, and rows written after it are cut off and written again.
+checkpoint, and rows written after it are cut off and written again. One process writes at a time.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from filelock import FileLock, Timeout
 
 from fedsieve.core.errors import ResumeError
 from fedsieve.core.message import Mask, Params
@@ -58,11 +60,13 @@ class RunFolder:
     def is_begun(self) -> bool:
         return (self.path / "config.toml").exists()
 
-    def open(self, config_text: str, *, resume: bool) -> None:
-        """Write the configuration that gives the run as it will be.
+    @contextmanager
+    def opened(self, config_text: str, *, resume: bool) -> Iterator[None]:
+        """Write the configuration that gives the run as it will be; keep other processes out.
 
         Raises:
-            ResumeError: a run is to start afresh in a folder in use; no result is written over.
+            ResumeError: a run is to start afresh in a folder in use, and no result is written over;
+                or another process is at work in it.
         """
         is_used = self.path.exists() and any(self.path.iterdir())
         if is_used and not (resume and self.is_begun):
@@ -70,7 +74,19 @@ class RunFolder:
                 f"{self.path} is not empty. Continue it with --resume, or choose another --out."
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        blob.write(self.path / "config.toml", config_text.encode())
+        lock = FileLock(self.path / "lock")  # given up even by a process that is killed
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise ResumeError(
+                f"{self.path}: another process is at work on this run. Wait until it has ended or "
+                "stop it, or choose another --out."
+            ) from error
+        try:
+            blob.write(self.path / "config.toml", config_text.encode())
+            yield
+        finally:
+            lock.release()
 
     def append(self, played: Played) -> None:
         """Add a round; its row is written last."""
