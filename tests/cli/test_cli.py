@@ -4,6 +4,8 @@ import inspect
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from fedsieve.core.options import name_of
 from fedsieve.engines.interrupt import Interrupt
 from fedsieve.models.zoo import MODELS
 
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 QUICK = ("--rounds=2", "--clients=4", "--model=mlp(hidden=[8])")
 
 
@@ -179,6 +182,12 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_begins_with():
     for command in application().registered_commands:
         first, *_ = inspect.getdoc(command.callback).split("\n")
         assert COMMANDS[command.name].about == first
+
+
+def test_the_version_is_that_of_the_package(cli):
+    code, out, _ = cli("--version")
+    assert code == 0
+    assert out.startswith(f"fedsieve {tomllib.loads(PROJECT.read_text())['project']['version']},")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["rnu"], ["run", "--help"], ["run", "--rouns"]])

@@ -97,7 +97,18 @@ def test_demo_and_tests_are_on_the_first_screen() -> None:
 def test_documented_commands_parse(page: Path) -> None:
     known = typer.main.get_group(application()).commands
     for name, *arguments in commands(page):
-        known[name].make_context(name, arguments)
+        if name != "--version":
+            known[name].make_context(name, arguments)
+
+
+@pytest.mark.parametrize("unit", sorted((ROOT / "examples/deploy").glob("*.service")))
+def test_units_of_systemd_start_commands_that_parse(unit: Path) -> None:
+    known = typer.main.get_group(application()).commands
+    text = unit.read_text().replace("\\\n", " ").replace("${CLIENT}", "0")
+    (line,) = re.findall("^ExecStart=(.*)$", text, re.MULTILINE)
+    program, name, *arguments = shlex.split(line)
+    assert program.endswith("/bin/fedsieve")
+    known[name].make_context(name, arguments)
 
 
 def test_commands_of_the_read_me_work_in_order(

@@ -4,7 +4,8 @@ import logging
 import sys
 from collections.abc import Collection
 from importlib import import_module
-from typing import NamedTuple
+from importlib.metadata import version
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -83,12 +84,30 @@ def application(called: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
         rich_markup_mode="markdown",
         help="Sparse, communication-efficient, probabilistic federated learning on PyTorch.",
     )
+    app.callback()(_options)
     for name, (module, function, about) in COMMANDS.items():
         if name in called:
             app.command(name)(getattr(import_module(f"fedsieve.cli.{module}"), function))
         else:
             app.command(name, help=about)(_listed)
     return app
+
+
+def _show_version(is_asked: bool) -> None:  # noqa: FBT001 (typer's callbacks)
+    if is_asked:
+        typer.echo(f"fedsieve {version('fedsieve')}, torch {version('torch')}")
+        raise typer.Exit
+
+
+def _options(
+    is_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def _listed() -> None:

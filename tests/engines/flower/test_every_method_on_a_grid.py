@@ -1,6 +1,7 @@
 """Every registered method gives the same bits in this process and through Flower's grid."""
 
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -17,9 +18,15 @@ from grid import LocalGrid, desks, terms_of
 from small import METHODS, small_job, steady
 
 
-def played(job, folder):
-    """The result of a job on nodes, and the messages that were counted."""
-    grid = LocalGrid({100 + c: d.answer for c, d in desks(job, folder / "nodes").items()})
+def played(job, folder, before_call=lambda client: None):
+    """The result of a job on nodes."""
+
+    def answer(parcel, client, desk):
+        before_call(client)
+        return desk.answer(parcel)
+
+    found = desks(job, folder / "nodes")
+    grid = LocalGrid({100 + c: partial(answer, client=c, desk=d) for c, d in found.items()})
 
     @contextmanager
     def nodes(job, states):
@@ -55,3 +62,22 @@ def test_residuals_of_error_feedback_stay_with_the_nodes(tmp_path):
     there = played(job, tmp_path)
     assert there.summary.model_hash == here.summary.model_hash
     assert steady(there.rows) == steady(here.rows)
+
+
+def test_a_node_that_lost_its_masks_is_sent_the_whole_message(tmp_path):
+    job = small_job(method="fediter_ht", clients=3, cohort=3, rounds=4)
+    here = api.play(job, None, resume=False, watcher=Watcher())
+    lost = []
+
+    def lose(client):
+        for memory in (tmp_path / "nodes" / "1").glob("jobs/*/memory.msgpack"):
+            if client == 1 and not lost:
+                lost.append(memory.unlink())
+
+    there = played(job, tmp_path, lose)
+    assert lost
+    assert there.summary.model_hash == here.summary.model_hash
+    assert [row.failed for row in there.rows] == [0, 0, 0, 0]
+    more = [b.down_bytes - a.down_bytes for a, b in zip(here.rows, there.rows, strict=True)]
+    assert more[0] == more[2] == more[3] == 0
+    assert more[1] > here.rows[0].down_bytes / 3 / 2, "a whole message more, and no other"
