@@ -21,7 +21,7 @@ SPACE = read_space(["lr=log(0.01,1)", "epochs=int(1,2)"])
 
 
 def search(space, **settings):
-    return Search("fedavg", QUICK | settings, space, "best_global_accuracy", 9, (7,), None)
+    return Search("fedavg", QUICK | settings, space, "best_global_accuracy", 9, (7,), None, (7,))
 
 
 def test_ranges_are_read():
@@ -130,6 +130,18 @@ def test_methods_get_equal_trials_and_only_the_chosen_setting_sees_test_data(tmp
         told=lambda done, _: done.state == "found" or pytest.fail("ran again"),
     )  # fmt: skip
     assert [tuned.tuning for tuned in again] == [tuned.tuning for tuned in found]
+
+
+def test_trials_may_run_with_fewer_seeds_than_the_final_ones(tmp_path):
+    ((tuning, records),) = tune(
+        QUICK, SPACE, tmp_path, methods=["fedavg"], trials=2, seeds=3, trial_seeds=1
+    )
+    assert [len(trial.by_seed) for trial in tuning.scores] == [1, 1]
+    first = QUICK["seed"]
+    assert [record.config.seed for record in records] == [first, first + 1, first + 2]
+    assert tuning.trial_seeds == [first]
+    with pytest.raises(ConfigError, match="trial_seeds"):
+        tune(QUICK, SPACE, tmp_path, trials=2, seeds=1, trial_seeds=2)
 
 
 def test_a_trial_that_diverges_counts_as_worst(tmp_path, monkeypatch):

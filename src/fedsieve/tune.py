@@ -46,6 +46,7 @@ class Tuning(msgspec.Struct, frozen=True):
     trials: int
     seed: int
     seeds: list[int]
+    trial_seeds: list[int]
     rounds: int
     metric: str
     validation: float
@@ -68,6 +69,7 @@ class Search:
     trials: int
     seeds: tuple[int, ...]
     rounds: int | None  # of a trial; none: those of the settings
+    trial_seeds: tuple[int, ...]
 
     def draw(self, trial: int) -> Values:
         return {n: how.draw(fold(self.seeds[0], "tune", trial, n)) for n, how in self.space.items()}
@@ -84,7 +86,9 @@ class Search:
 
     def trial_jobs(self) -> list[Settings]:
         return [
-            self.trial_settings(t) | {"seed": s} for t in range(self.trials) for s in self.seeds
+            self.trial_settings(trial) | {"seed": seed}
+            for trial in range(self.trials)
+            for seed in self.trial_seeds
         ]
 
     def final_jobs(self, best: Values) -> list[Settings]:
@@ -108,6 +112,7 @@ def tune(
     methods: Sequence[str] = (),
     trials: int = 20,
     seeds: int = 1,
+    trial_seeds: int | None = None,
     rounds: int | None = None,
     metric: str = "best",
     final: bool = True,
@@ -122,7 +127,8 @@ def tune(
         root: the library in which trials and final runs are kept and found again.
         methods: the settings' own if none are given.
         trials: random settings for each method.
-        seeds: of the job, from its own seed on; a trial's score is their mean.
+        seeds: of the job, from its own seed on.
+        trial_seeds: of a trial, whose score is their mean; all seeds if not given.
         rounds: of a trial; the settings' own if not given.
         metric: `best` or `last`, a score, or both (`last_local_accuracy`); the score is
             global_accuracy, or local_accuracy for methods with personal models.
@@ -137,6 +143,8 @@ def tune(
     """
     in_range("trials", trials, 1)
     in_range("seeds", seeds, 1)
+    scored = seeds if trial_seeds is None else trial_seeds
+    in_range("trial_seeds", scored, 1, seeds)
     names = list(dict.fromkeys(methods or [str(settings.get("method", "fedavg"))]))
     searches = []
     for name in names:
@@ -144,9 +152,9 @@ def tune(
         first = make(base).seed
         numbers = tuple(range(first, first + seeds))
         chosen = read_metric(metric, name)
-        searches.append(Search(name, base, part, chosen, trials, numbers, rounds))
+        searches.append(Search(name, base, part, chosen, trials, numbers, rounds, numbers[:scored]))
     jobs = [job for search in searches for job in search.trial_jobs()]
-    each = trials * seeds
+    each = trials * scored
     ended = _whole(run_all(jobs, root, workers=workers, told=told))
     found = [_judge(s, ended[i * each : (i + 1) * each]) for i, s in enumerate(searches)]
     if final:
@@ -200,7 +208,7 @@ def _of_method(
 
 
 def _judge(search: Search, ended: Sequence[Done]) -> Tuned:
-    count = len(search.seeds)
+    count = len(search.trial_seeds)
     scores = []
     for trial in range(search.trials):
         jobs = ended[trial * count : (trial + 1) * count]
@@ -222,6 +230,7 @@ def _judge(search: Search, ended: Sequence[Done]) -> Tuned:
         trials=search.trials,
         seed=search.seeds[0],
         seeds=list(search.seeds),
+        trial_seeds=list(search.trial_seeds),
         rounds=tried.rounds,
         metric=search.metric,
         validation=tried.validation,

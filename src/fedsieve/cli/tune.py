@@ -29,7 +29,11 @@ def run_tune(
         str | None, typer.Option(metavar="A,B", help="Methods; each gets all the trials.")
     ] = None,
     trials: Annotated[int, typer.Option(help="Random settings tried for each method.")] = 20,
-    seeds: Annotated[int, typer.Option(help="Runs of every trial; their mean counts.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Final runs, from the job's own seed on.")] = 1,
+    trial_seeds: Annotated[
+        int | None,
+        typer.Option(help="Runs of every trial, whose mean counts; else as many as --seeds."),
+    ] = None,
     rounds: s.Rounds = None,
     tuning_rounds: Annotated[
         int | None, typer.Option(help="Rounds of a trial; else as many as the final run.", min=1)
@@ -74,6 +78,7 @@ def run_tune(
             methods=[name.strip() for name in method.split(",")] if method else (),
             trials=trials,
             seeds=seeds,
+            trial_seeds=trial_seeds,
             rounds=tuning_rounds,
             metric=metric,
             final=final,
