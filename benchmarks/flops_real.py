@@ -16,6 +16,7 @@ from typing import Any
 from fedsieve.library import Record, obtain
 from fedsieve.space import read_space
 from fedsieve.tune import tune
+from table import markdown
 
 SHARED = {"rounds": 50, "steps": 20, "batch_size": 20, "clients": 100, "cohort": 10,
           "eval_every": 10, "partition": "dirichlet(0.5)"}  # fmt: skip
@@ -60,6 +61,21 @@ def row(task: str, method: str, records: list[Record], **more: Any) -> dict[str,
     }
 
 
+def table(lines: list[dict[str, Any]]) -> str:
+    """Every line with its rate, score and megabytes."""
+    cells = [
+        [
+            line["task"], line["method"],
+            ", ".join(f"{n} {v:.2g}" if n == "lr" else str(v) for n, v in line["best"].items()),
+            f"{line['mean']:.3f} ± {line['deviation'] or 0:.3f}", f"{line['density']:.4f}",
+            f"{line['true_mb']:.2f}", f"{line['paper_mb']:.2f}",
+        ]
+        for line in lines
+    ]  # fmt: skip
+    head = ["task", "method", "found", "accuracy or F1", "density", "true MB", "MB by formula"]
+    return markdown(head, cells)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
@@ -82,8 +98,9 @@ def main() -> None:
             lines.append(row(task, method, records, trials=tuning.trials, best=tuning.best))
             if method == "flops_pa":
                 runs = [obtain(settings | {"seed": s}, given.root) for s in range(given.seeds)]
-                lines.append(row(task, "flops_pa, default", runs, trials=0))
+                lines.append(row(task, "flops_pa, default", runs, trials=0, best={}))
             given.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    print(table(lines))
 
 
 if __name__ == "__main__":

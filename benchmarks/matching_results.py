@@ -19,6 +19,7 @@ from scipy import stats
 
 from fedsieve.library import run_hash
 from fedsieve.recipes.recipe import Study, TierName, Trial, find
+from table import markdown
 
 SEEDS = range(10)
 TIERS: tuple[TierName, ...] = ("small", "smoke")
@@ -45,18 +46,18 @@ def rounded(trial: Trial) -> Trial:
     return {row: {n: round(v, 5) for n, v in values.items()} for row, values in trial.items()}
 
 
-def table(cell: str, trials: list[Trial]) -> None:
-    """Print all rows of a cell."""
-    print(f"\n{cell}: {len(trials)} seeds\n")
-    print("| row | accuracy | min - max | atoms | against PFNM | t | ranks | ahead |")
-    print("|---|---|---|---|---|---|---|---|")
+def table(trials: list[Trial]) -> str:
+    """All rows of a cell."""
+    lines = []
     base = [trial["PFNM"]["global_accuracy"] for trial in trials]
     for row in trials[0]:
         scores = [trial[row]["global_accuracy"] for trial in trials]
         figures = [spread(scores, 3), f"{min(scores):.3f} - {max(scores):.3f}"]
         layers = [n for n in trials[0][row] if n.startswith("atoms_")]
         figures.append(", ".join(spread([t[row][n] for t in trials], 0) for n in layers))
-        print(f"| {row} | {' | '.join(figures)} | {paired(scores, base)} |")
+        lines.append([row, *figures, *paired(scores, base)])
+    head = ["row", "accuracy", "min - max", "atoms", "against PFNM", "t", "ranks", "ahead"]
+    return markdown(head, lines)
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -65,21 +66,21 @@ def spread(values: list[float], digits: int) -> str:
     return f"{mean(values):.{digits}f}{around}"
 
 
-def paired(scores: list[float], base: list[float]) -> str:
+def paired(scores: list[float], base: list[float]) -> list[str]:
     """Cells of the table that compare a row with PFNM."""
     gains = [a - b for a, b in zip(scores, base, strict=True)]
     if not any(gains):
-        return " | | | "
+        return [""] * 4
     ahead = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
     if len(gains) < 3:
-        return f"{mean(gains):+.3f} | | | {ahead}"
+        return [f"{mean(gains):+.3f}", "", "", ahead]
     reach = stats.t.ppf(0.975, len(gains) - 1) * stdev(gains) / len(gains) ** 0.5
     t = stats.ttest_rel(scores, base).pvalue
     ranks = stats.wilcoxon(gains).pvalue
-    return f"{mean(gains):+.3f} ± {reach:.3f} | {t:.2g} | {ranks:.2g} | {ahead}"
+    return [f"{mean(gains):+.3f} ± {reach:.3f}", f"{t:.2g}", f"{ranks:.2g}", ahead]
 
 
 if __name__ == "__main__":
     export(Path(sys.argv[1]), Path(sys.argv[2]))
     for name, trials in json.loads(Path(sys.argv[2]).read_text()).items():
-        table(name, list(trials.values()))
+        print(f"\n{name}: {len(trials)} seeds\n\n{table(list(trials.values()))}")

@@ -20,6 +20,7 @@ from fedsieve.config import make, read_toml
 from fedsieve.core.options import spell
 from fedsieve.ledger.rows import Row
 from fedsieve.recipes.recipe import Recipe, find
+from table import markdown
 
 FIELDS = (
     "local_accuracy",
@@ -93,15 +94,17 @@ def tables(folder: Path) -> None:
             if record["seed"] not in seeds[key]:
                 seeds[key].add(record["seed"])
                 runs[record["row"]][point["round"]].append(point)
-    print("| row | round | seeds | personal accuracy | density | layer mean | MB sent |")
-    print("|---|---|---|---|---|---|---|")
-    for label, points in runs.items():
-        for number in ROUNDS:
-            if number in points:
-                print(line(label, number, points[number]))
+    head = ["row", "round", "seeds", "personal accuracy", "density", "layer mean", "MB sent"]
+    lines = [
+        line(label, number, points[number])
+        for label, points in runs.items()
+        for number in ROUNDS
+        if number in points
+    ]
+    print(markdown(head, lines))
 
 
-def line(label: str, number: int, points: list[dict[str, Any]]) -> str:
+def line(label: str, number: int, points: list[dict[str, Any]]) -> list[str]:
     """One line of the table."""
     accuracy = [100 * p["local_accuracy"] for p in points]
     spread = f" ± {stdev(accuracy):.1f}" if len(points) > 1 else ""
@@ -110,8 +113,8 @@ def line(label: str, number: int, points: list[dict[str, Any]]) -> str:
         for n in ("local_density", "layer_mean_density")
     )
     sent = mean((p["up_bytes"] + p["down_bytes"]) / 1e6 for p in points)
-    return (f"| {label} | {number} | {len(points)} | {mean(accuracy):.1f} %{spread} | {density} | "
-            f"{layers} | {sent:.2f} |")  # fmt: skip
+    score = f"{mean(accuracy):.1f} %{spread}"
+    return [label, str(number), str(len(points)), score, density, layers, f"{sent:.2f}"]
 
 
 if __name__ == "__main__":

@@ -6,8 +6,14 @@ python benchmarks/table.py results/flops_synthetic.json [metric ...]
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
 def cell(found: dict[str, Any] | None) -> str:
@@ -18,16 +24,15 @@ def cell(found: dict[str, Any] | None) -> str:
     return f"{found['mean']:.4g}" + (f" ± {spread:.2g}" if spread else "")
 
 
-def markdown(outcome: dict[str, Any], wanted: list[str]) -> str:
+def by_row(outcome: dict[str, Any], wanted: list[str]) -> str:
     """Rows of the recipe by metrics."""
     lines = outcome["lines"]
     metrics = wanted or list(dict.fromkeys(line["metric"] for line in lines))
     found = {(line["row"], line["metric"]): line["ours"] for line in lines}
     rows = dict.fromkeys(line["row"] for line in lines)
     cells = [[row, *(cell(found.get((row, metric))) for metric in metrics)] for row in rows]
-    table = [["row", *metrics], ["---"] * (len(metrics) + 1), *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in table)
+    return markdown(["row", *metrics], cells)
 
 
 if __name__ == "__main__":
-    print(markdown(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:]))
+    print(by_row(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:]))
