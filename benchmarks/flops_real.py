@@ -1,4 +1,4 @@
-"""FLoPS-PA and its rivals on real data at equal density, each tuned with as many trials.
+"""FLoPS-PA and its rivals on real data, equally many non-zeros, each tuned with as many trials.
 
     python benchmarks/flops_real.py results/flops_real.jsonl --root runs/flops_real [--only mnist]
 
@@ -89,6 +89,8 @@ def main() -> None:
     for task, own in TASKS.items():
         for method, space in SPACES.items() if given.only in task else ():
             settings = {**SHARED, **own, "method": method, "rounds": given.rounds}
+            if method in {"fediter_ht", "fedavg_prune"}:
+                settings["units"] = "weights(biases=true)"  # as FLoPS counts
             if method == "fediter_ht" and own["model"] == "linear":
                 settings["start"] = "zero"
             ((tuning, records),) = tune(

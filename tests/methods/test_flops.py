@@ -216,9 +216,12 @@ GATED = {"dataset": "digits", "model": "mlp(hidden=[12])", "rounds": 3, "clients
 GATED_SIZE, GATED_BIASES = 64 * 12 + 12 * 10, 12 + 10
 
 
-@pytest.mark.parametrize("method", ["flops", "flops_pa", "flops_pa_central"])
+@pytest.mark.parametrize(
+    "method", ["flops", "flops_pa", "flops_pa_central", "fediter_ht", "fedht", "fedavg_prune"]
+)
 def test_the_density_asked_for_is_that_of_weights_and_biases(method):
-    result = fedsieve.run(method=method, target_density=0.07, lr=0.05, **GATED)
+    own = {} if method.startswith("flops") else {"units": "weights(biases=true)"}
+    result = fedsieve.run(method=method, target_density=0.07, lr=0.05, **GATED, **own)
     kept = sum(int(w.count_nonzero()) for w in result.model.values())
     assert kept == math.floor(0.07 * (GATED_SIZE + GATED_BIASES))
 

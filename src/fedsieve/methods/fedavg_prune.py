@@ -11,6 +11,7 @@ from fedsieve.core import masks
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
+from fedsieve.core.units import Weights
 from fedsieve.methods.em import Memory, Server
 from fedsieve.methods.fedavg import FedAvg
 
@@ -20,7 +21,8 @@ from fedsieve.methods.fedavg import FedAvg
 class FedAvgPrune(FedAvg):
     """Dense training, a sparse model at the end."""
 
-    target_density: float = 0.1  # rho: share of maskable weights deployed
+    target_density: float = 0.1  # rho: share of what is pruned that is deployed
+    units: Weights = Weights(biases=False)  # what is pruned: weights, or their biases too
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -31,5 +33,5 @@ class FedAvgPrune(FedAvg):
         if weights is None:
             return None
         graph = self.task.graph
-        kept = masks.count_at(self.target_density, graph.maskable_size)
-        return masks.apply(weights, masks.top_k(weights, graph.maskable, kept))
+        kept = masks.count_at(self.target_density, self.units.size(graph))
+        return masks.apply(weights, self.units.choose(graph, weights, kept))

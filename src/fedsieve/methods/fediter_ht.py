@@ -4,8 +4,8 @@ Paper    Tong et al., "Federated Nonconvex Sparse Learning", 2022 (specification
 Symbols  H_m -> masks.top_k   m = floor(rho P) -> kept weights   rho -> target_density
 Differs  deep nets start from the m largest initial weights: 0 is a stationary point of theirs;
          `start="zero"` is the paper's start. Adam by default: plain SGD rarely brings a pruned
-         weight of a deep net back above the threshold within a round. Biases and normalisation
-         are not thresholded.
+         weight of a deep net back above the threshold within a round. Biases are thresholded
+         with `units=weights(biases=true)`, as in FLoPS; normalisation never is.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,12 @@ import torch
 
 from fedsieve.core import local, masks, tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bits, Count, Kept, Params
+from fedsieve.core.message import Bits, Count, Kept, Mask, Params
 from fedsieve.core.method import Batches, Method, Metrics, Task, register
 from fedsieve.core.optimisers import Adam, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Constant, Schedule
+from fedsieve.core.units import Weights
 
 
 class Server(NamedTuple):
@@ -47,7 +48,8 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
 
     task: Task
     thresholds_steps: ClassVar[bool] = True  # after every local step, not only after the average
-    target_density: float = 0.1  # rho: share of maskable weights kept
+    target_density: float = 0.1  # rho: share of what is thresholded that is kept
+    units: Weights = Weights(biases=False)  # what is thresholded: weights, or their biases too
     start: Literal["init", "zero"] = "init"  # the m largest of a usual initialisation, or all 0
     lr: float = 0.01  # client learning rate
     schedule: Schedule = Constant()  # of the client learning rate, over rounds
@@ -61,7 +63,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
         if self.start == "zero":
-            zeros = {n: torch.zeros_like(weights[n]) for n in self.task.graph.maskable}
+            zeros = {n: torch.zeros_like(weights[n]) for n in self.units.shapes(self.task.graph)}
             return Server(weights | zeros, 0)
         return Server(self._threshold(weights), 0)
 
@@ -98,10 +100,9 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
         return server.weights
 
     def _threshold(self, weights: Params) -> Params:
-        """H_m: all but the m largest maskable weights become 0."""
-        names = self.task.graph.maskable
-        kept = masks.count_at(self.target_density, self.task.graph.maskable_size)
-        return masks.apply(weights, masks.top_k(weights, names, kept))
+        """H_m: all but the m largest become 0."""
+        kept = masks.count_at(self.target_density, self.units.size(self.task.graph))
+        return masks.apply(weights, self.units.choose(self.task.graph, weights, kept))
 
-    def _support(self, weights: Params) -> dict[str, torch.Tensor]:
-        return masks.nonzero(weights, self.task.graph.maskable)
+    def _support(self, weights: Params) -> Mask:
+        return masks.nonzero(weights, tuple(self.units.shapes(self.task.graph)))
