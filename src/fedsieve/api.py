@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from fedsieve import config as configuration
-from fedsieve.config import Config, make, to_toml
+from fedsieve.config import Config, expanded, make, to_toml
 from fedsieve.core import masks
 from fedsieve.core.errors import ResumeError
-from fedsieve.core.options import spell
+from fedsieve.core.method import method_class
 from fedsieve.data.dataset import Dataset
 from fedsieve.engines.folder import RunFolder
 from fedsieve.engines.interrupt import Interrupt
@@ -122,13 +122,13 @@ def play(
         try:
             with Interrupt() as interrupt:
                 for played in rounds.play(position):
-                    position = played.position
-                    rows.append(played.row)
                     if folder:
                         folder.append(played)
                         _keep_support(job, played, folder)
-                        if position.done % config.checkpoint_every == 0:
-                            folder.save(position, stores)
+                    position = played.position
+                    rows.append(played.row)
+                    if folder and position.done % config.checkpoint_every == 0:
+                        folder.save(position, stores)
                     watcher.finished_round(played.row)
                     if interrupt.is_asked:
                         break
@@ -186,24 +186,28 @@ def settings_of(folder: RunFolder | None, named: dict[str, Any]) -> dict[str, An
     if not folder.is_begun:
         return named
     stored = configuration.read_toml(folder.path / "config.toml")
-    options = stored.get("options", {})
+    before = canonical(make(stored))
     given = {n: v for n, v in named.items() if v is not None and v != "auto"}
-    given_options = given.pop("options", {}) | {
+    options = given.pop("options", {}) | {
         n: given.pop(n) for n in list(given) if n not in configuration.SETTINGS
     }
-    merged = canonical(make(stored | given | {"options": options | given_options}))
-    before = canonical(make(stored))
+    options = expanded(method_class(str(given.get("method", before.method))), options)
+    for name, most in (("cohort", before.clients), ("min_replies", before.cohort)):
+        if isinstance(given.get(name), int) and most is not None:
+            given[name] = min(given[name], most)  # as when the run was built
+    asked = stored | given | {"options": stored.get("options", {}) | options}
+    merged = canonical(make(asked))
     changed = [
         n
         for n in configuration.SETTINGS
         if n not in RESUMABLE and getattr(merged, n) != getattr(before, n)
-    ] + [n for n, v in given_options.items() if str(spell(v)) != str(options.get(n))]
+    ] + [n for n, v in merged.options.items() if v != before.options.get(n)]
     if changed:
         raise ResumeError(
             f"{folder.path} was started with other values of {', '.join(changed)}. "
             f"Only {', '.join(sorted(RESUMABLE))} may change; use a new --out for a new run."
         )
-    return stored | given
+    return stored | {n: v for n, v in given.items() if n in RESUMABLE}
 
 
 def _model_name(model: nn.Module | Callable[[], nn.Module]) -> str:

@@ -99,7 +99,7 @@ def make(values: dict[str, Any]) -> Config:
     settings = {n: v for n, v in table.items() if n in SETTINGS}
     options = options | {n: v for n, v in table.items() if n not in SETTINGS}
     cls = method_class(str(settings.get("method", "fedavg")))
-    options = _expanded(cls, options)
+    options = expanded(cls, options)
     known = method_options(cls)
     for name in options:
         if name not in known:
@@ -117,7 +117,8 @@ def make(values: dict[str, Any]) -> Config:
     return dataclasses.replace(construct(Config, plain, "config"), options=options)
 
 
-def _expanded(cls: type[AnyMethod], options: dict[str, Any]) -> dict[str, Any]:
+def expanded(cls: type[AnyMethod], options: dict[str, Any]) -> dict[str, Any]:
+    """Options with those of a `preset` in its place; others given beside it win."""
     if "preset" not in options or not cls.presets:
         return options
     given = {n: v for n, v in options.items() if n != "preset"}

@@ -16,6 +16,7 @@ from fedsieve.config import read_toml
 from fedsieve.core import tree
 from fedsieve.core.errors import ResumeError, RoundError
 from fedsieve.engines import rounds
+from fedsieve.engines.folder import RunFolder
 from fedsieve.ledger.rows import Row
 from small import SETTINGS, steady
 
@@ -116,6 +117,52 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
     fedsieve.run(**SETTINGS | {"rounds": 1}, out=tmp_path / "run")
     with pytest.raises(ResumeError, match="other values of seed, lr"):
         fedsieve.run(out=tmp_path / "run", resume=True, seed=8, lr=0.3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"optimiser": "adam", "lr": "1e-2"},
+        {"lr": 1, "cohort": 3},
+        {"method": "spafl", "preset": "paper"},
+        {"options": {"lr": 0.05}, "partition": "dirichlet(0.5)", "model": "mlp(hidden=[8])"},
+        {"clients": None, "cohort": 500, "min_replies": 500},
+    ],
+    ids=str,
+)
+def test_the_same_call_goes_on_where_it_was(given, tmp_path):
+    settings = {"rounds": 2, "method": "fedavg", "steps": 1, "clients": 5, **given}
+    first = fedsieve.run(**settings, out=tmp_path / "run")
+    longer = fedsieve.run(**settings | {"rounds": 3}, out=tmp_path / "run", resume=True)
+    assert longer.rows[:2] == first.rows
+    assert len(longer.rows) == 3
+
+
+def test_a_row_that_cannot_be_written_leaves_a_folder_that_resumes_to_the_same_bits(tmp_path):
+    settings, folder = SETTINGS | {"checkpoint_every": 1}, tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        real = RunFolder.append
+
+        def fails(self, played):
+            if played.row.round == 3:
+                raise OSError("No space left on device")
+            real(self, played)
+
+        patch.setattr(RunFolder, "append", fails)
+        with pytest.raises(OSError, match="No space"):
+            fedsieve.run(**settings, out=folder)
+    resumed = fedsieve.run(out=folder, resume=True)
+    assert resumed.summary.model_hash == fedsieve.run(**settings).summary.model_hash
+
+
+def test_rows_lost_in_a_power_cut_are_played_again_from_the_checkpoint_before(tmp_path):
+    settings, folder = SETTINGS | {"method": "local_only", "checkpoint_every": 2}, tmp_path / "run"
+    whole = fedsieve.run(**settings, out=folder)
+    lines = (folder / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_bytes(b"".join(lines[:-1]))
+    resumed = fedsieve.run(out=folder, resume=True)
+    assert resumed.summary.model_hash == whole.summary.model_hash
+    assert steady(resumed.rows) == steady(whole.rows)
 
 
 def test_resume_without_a_folder_is_refused():

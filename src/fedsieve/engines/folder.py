@@ -33,6 +33,7 @@ from fedsieve.ledger.rows import Row, Summary
 T = TypeVar("T")
 KEPT_CHECKPOINTS = 2
 MOST_SUPPORTS = 40
+_LINES = ("rounds.jsonl", "messages.jsonl", "evaluations.jsonl")
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -126,6 +127,9 @@ class RunFolder:
         target = self._checkpoints / f"{position.done:07d}"
         if target.exists():
             return
+        for name in _LINES:
+            if (self.path / name).exists():
+                _sync(self.path / name)
         fresh = self._checkpoints / "fresh.tmp"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
@@ -158,11 +162,14 @@ class RunFolder:
         return [msgspec.json.decode(line, type=Row) for line in lines if line.endswith(b"\n")]
 
     def load(self, server_kind: type, stores: Stores) -> tuple[Position | None, list[Row]]:
-        """The newest checkpoint and the rows up to it; (None, []) when there is none yet."""
-        found = self._found()
+        """The newest checkpoint that rows reach, and the rows up to it; (None, []) without one."""
+        reached = len(self.rows())
+        found = [path for path in self._found() if int(path.name) <= reached]
         if not found:
             self._cut(0)
             return None, []
+        for newer in self._found()[len(found) :]:
+            shutil.rmtree(newer)
         saved = self._saved(found[-1])
         for name, store in stores._asdict().items():
             store.restore(_versions(saved, name))
@@ -175,7 +182,7 @@ class RunFolder:
         rows = self._cut(saved.done)
         if len(rows) != saved.done:
             raise ResumeError(
-                f"{self.path}: rounds.jsonl has {len(rows)} rows, the checkpoint {saved.done}. "
+                f"{self.path}: rounds.jsonl has {len(rows)} rows up to round {saved.done}. "
                 "Start again in a new folder."
             )
         seen = frozenset(saved.seen)
@@ -226,7 +233,7 @@ class RunFolder:
         for path in kept_supports(self.path):
             if int(path.stem) > done:
                 path.unlink()
-        for name in ("rounds.jsonl", "messages.jsonl", "evaluations.jsonl"):
+        for name in _LINES:
             path = self.path / name
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             kept = [x for x in lines if x.endswith(b"\n") and json.loads(x)["round"] <= done]
@@ -246,8 +253,8 @@ def _versions(saved: Saved, store: str) -> dict[int, int]:
     return {int(client): version for client, version in saved.versions[store].items()}
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
