@@ -13,7 +13,7 @@ from torch import nn
 from fedsieve import config as configuration
 from fedsieve.config import Config, expanded, make, to_toml
 from fedsieve.core import masks
-from fedsieve.core.errors import ResumeError
+from fedsieve.core.errors import ConfigError, ResumeError
 from fedsieve.core.method import method_class
 from fedsieve.data.dataset import Dataset
 from fedsieve.engines.folder import RunFolder
@@ -24,7 +24,10 @@ from fedsieve.ledger.rows import Row
 from fedsieve.loop import OpenEngine, local_engine, open_rounds
 from fedsieve.result import Result, global_model, summarise
 
-RESUMABLE = {"rounds", "workers", "checkpoint_every", "state_ram_mb", "data_root"}
+RESUMABLE = {
+    "rounds", "workers", "checkpoint_every", "state_ram_mb", "data_root", "save_messages",
+}  # fmt: skip
+REPLAYABLE = {"dataset", "data_root", "workers"}
 
 
 class Watcher:
@@ -62,7 +65,7 @@ def run(
         out: run folder; without one nothing is kept on disk.
         resume: continue the run in `out` (or start it, when it has no checkpoint yet).
         replay: a run folder whose rounds are played again on this machine, with its settings and
-            with the same clients failing or late.
+            with the same clients failing or late; only the data set may be named anew.
         dataset: a name (`fedsieve datasets`), `digits` if there is none, or a Dataset of your own.
         model: a name (`fedsieve models`), a module, or a function that makes one.
         watcher: follows the run.
@@ -73,12 +76,18 @@ def run(
             usable replies.
     """
     named: dict[str, Any] = dict(settings)
-    if replay is not None:
-        return _replayed(Path(replay), None if out is None else RunFolder(Path(out)), watcher)
     if dataset is not None:
         named["dataset"] = dataset if isinstance(dataset, str) else f"object:{dataset.name}"
     named["model"] = model if isinstance(model, str) else f"object:{_model_name(model)}"
     folder = None if out is None else RunFolder(Path(out))
+    if replay is not None:
+        changed = {n: v for n, v in named.items() if v is not None and v != "auto"}
+        if resume or not changed.keys() <= REPLAYABLE:
+            raise ConfigError(
+                f"--replay plays a run with its own settings: leave out --resume and all but "
+                f"{', '.join(sorted(REPLAYABLE))} (and --out)."
+            )
+        return _replayed(Path(replay), folder, watcher, changed)
     if resume:
         named = settings_of(folder, named)
     config = make(named)
@@ -145,12 +154,14 @@ def play(
     return Result(summary, rows, model, config)
 
 
-def _replayed(path: Path, folder: RunFolder | None, watcher: Watcher | None) -> Result:
+def _replayed(
+    path: Path, folder: RunFolder | None, watcher: Watcher | None, changed: dict[str, Any]
+) -> Result:
     record = RunFolder(path)
     if not record.is_begun:
         raise ResumeError(f"{path}: not a run folder, there is no config.toml in it.")
     rows = {row.round: row for row in record.rows()}
-    config = make(configuration.read_toml(path / "config.toml"))
+    config = make(configuration.read_toml(path / "config.toml") | changed)
     with one_thread():
         job = build(replace(config, rounds=len(rows) or config.rounds))
         return play(job, folder, resume=False, watcher=watcher or Watcher(), record=rows)

@@ -8,6 +8,7 @@ The SuperLink and the gate are children of this process and are started again if
 
 import json
 import logging
+import os
 import secrets
 import socket
 import time
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import torch
 
@@ -24,6 +26,7 @@ from fedsieve import api
 from fedsieve.api import Watcher, one_thread, settings_of
 from fedsieve.config import make, to_toml
 from fedsieve.core.errors import ConfigError
+from fedsieve.core.options import in_range
 from fedsieve.engines import blob
 from fedsieve.engines.flower.carrier import GridCarrier
 from fedsieve.engines.flower.server import SuperLink
@@ -31,7 +34,13 @@ from fedsieve.engines.folder import RunFolder
 from fedsieve.engines.remote import gate
 from fedsieve.engines.remote.dispatch import Remote, Terms
 from fedsieve.engines.remote.parcel import Hello
-from fedsieve.engines.remote.processes import Children, free_port, gate_command, superlink_command
+from fedsieve.engines.remote.processes import (
+    Children,
+    free_port,
+    gate_command,
+    off_proxy,
+    superlink_command,
+)
 from fedsieve.engines.remote.signature import Public, read_private, read_public
 from fedsieve.engines.store import Receipt, Stores, open_stores
 from fedsieve.job import Job, build
@@ -66,13 +75,26 @@ class Server:
     max_message_mb: int = 2000
 
     def __post_init__(self) -> None:
-        if self.certs is None and self.host not in LOOPBACK:
+        in_range("--port", self.port, 1, 65535)
+        in_range("--round-timeout", self.round_timeout, 0, above=True)
+        in_range("--over-select", self.over_select, 0)
+        in_range("--max-message-mb", self.max_message_mb, 1)
+        if self.min_nodes is not None:
+            in_range("--min-nodes", self.min_nodes, 1)
+        link, _, port = (self.superlink or "127.0.0.1:1").rpartition(":")
+        if not link or not port.isdigit():
+            raise ConfigError(f"--superlink {self.superlink!r}: write it as HOST:PORT.")
+        for option, host in (("--host", self.host), ("--superlink", link.strip("[]"))):
+            if self.certs is None and host not in LOOPBACK:
+                raise ConfigError(
+                    f"--insecure with {option} {host}: without TLS and keys all must be on this "
+                    "machine (127.0.0.1). `fedsieve cert` makes certificates for --certs."
+                )
+        if self.superlink is not None and (self.secret is None or not self.secret.is_file()):
             raise ConfigError(
-                f"--insecure with --host {self.host}: without TLS and keys nodes must be on this "
-                "machine (--host 127.0.0.1). `fedsieve cert` makes certificates for --certs."
+                f"--superlink needs --superlink-secret, the file it was started with; "
+                f"found {self.secret or 'none'}."
             )
-        if self.superlink is not None and self.secret is None:
-            raise ConfigError("--superlink needs --superlink-secret, the file it was started with.")
 
 
 def deploy(
@@ -92,6 +114,12 @@ def deploy(
     folder = RunFolder(out)
     named = settings_of(folder, settings) if resume else settings
     config = replace(make(named), checkpoint_every=1)  # nodes keep what a checkpoint may need
+    if config.init_from is not None:
+        raise ConfigError(
+            f"init_from={config.init_from!r}: nodes do not have that file, and start models of "
+            "their own from the job's seed. Leave it out of a deployment."
+        )
+    os.environ.update(off_proxy())
     with one_thread():
         job = build(config)
         keys = _node_keys(server, job.federation.num_clients)
@@ -132,6 +160,7 @@ def _connected(
     server: Server, job: Job, keys: dict[int, Public] | None, folder: Path
 ) -> Iterator["Connected"]:
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tcp.json").unlink(missing_ok=True)  # of the server before
     with Children() as children:
         link = _superlink(server, folder, children)
         for key in (keys or {}).values():
@@ -239,7 +268,11 @@ def _wait_for_nodes(remote: Remote, server: Server, num_clients: int) -> None:
 def _report(out: Path, remote: Connected) -> None:
     """What parcels, Flower and TCP took beside the payload, in the rounds of this server."""
     tcp, first = out / "deploy" / "tcp.json", remote.first_round
-    up, down = remote.link.traffic()
+    try:
+        flower = dict(zip(("up", "down"), remote.link.traffic(), strict=True))
+    except httpx.HTTPError as error:
+        log.warning("the SuperLink does not say what it has sent: %s", error)
+        flower = None
     rows = [json.loads(line) for line in (out / "messages.jsonl").open()] if first else []
     rows = [row for row in rows if row["round"] >= first]
     payload = {
@@ -250,7 +283,7 @@ def _report(out: Path, remote: Connected) -> None:
         "rounds": [rows[0]["round"], rows[-1]["round"]] if rows else [],
         "payload": payload,
         "parcels": dict(remote.parcel_bytes),
-        "flower": {"up": up, "down": down},
+        "flower": flower,
         "tcp": json.loads(tcp.read_text()) if tcp.exists() else None,
     }
     blob.write(out / "traffic.json", json.dumps(report, indent=2).encode() + b"\n")

@@ -69,8 +69,8 @@ def find(settings: Mapping[str, Any], root: Path) -> Record | None:
     path = root / run_hash(settings)
     if not (path / "result.json").exists():
         return None
-    record = read_run(path)
-    return record if record.summary.stopped == "finished" else None
+    summary = msgspec.json.decode((path / "result.json").read_bytes(), type=Summary)
+    return read_run(path) if summary.stopped == "finished" else None
 
 
 def obtain(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = None) -> Record:

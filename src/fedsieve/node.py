@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import os
 import secrets
 import tomllib
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from fedsieve.api import one_thread
 from fedsieve.config import make
 from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.core.keys import fold
+from fedsieve.core.options import in_range
 from fedsieve.data.dataset import Dataset
 from fedsieve.data.partition import alone
 from fedsieve.data.sources import load
@@ -20,7 +22,12 @@ from fedsieve.deploy import LOOPBACK
 from fedsieve.engines.flower.node import serve
 from fedsieve.engines.remote.desk import Desk, Opened
 from fedsieve.engines.remote.parcel import Hello
-from fedsieve.engines.remote.processes import Children, free_port, supernode_command
+from fedsieve.engines.remote.processes import (
+    Children,
+    free_port,
+    off_proxy,
+    supernode_command,
+)
 from fedsieve.engines.remote.signature import read_private, read_public
 from fedsieve.engines.site import Wire
 from fedsieve.job import build
@@ -49,6 +56,7 @@ class Node:
     data_root: str | None = None
 
     def __post_init__(self) -> None:
+        in_range("--client-id", self.client, 0)
         host = self.server.rpartition(":")[0].strip("[]")
         if not host or not self.server.rpartition(":")[2].isdigit():
             raise ConfigError(f"--server {self.server!r}: write it as HOST:PORT.")
@@ -65,6 +73,7 @@ def run(node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
     theirs = None if node.certs is None else read_public(node.certs / "server.pub")
     desk = Desk(node.client, node.store, lambda hello: open_job(node, hello), own, theirs)
     port = free_port()
+    os.environ.update(off_proxy())
     command = supernode_command(node.server, port, node.store, node.certs)
     with claimed(node.store, node.client), one_thread(), Children() as children:
         secret = secrets.token_bytes(32)
@@ -106,6 +115,12 @@ def open_job(node: Node, hello: Hello) -> Opened:
         DataError: the data is not of the form the server expects.
     """
     config = replace(make(tomllib.loads(hello.config)), data_root=node.data_root, workers=1)
+    if config.init_from is not None:
+        raise ConfigError(f"init_from={config.init_from!r}: a server does not choose files here.")
+    if config.clients is not None and node.client >= config.clients:
+        raise ConfigError(
+            f"--client-id {node.client}: the job has clients 0 to {config.clients - 1}."
+        )
     if node.data == FROM_JOB:
         if config.dataset.startswith(("npz:", "python:", "elsewhere")):
             raise ConfigError(
@@ -117,14 +132,11 @@ def open_job(node: Node, hello: Hello) -> Opened:
         key = fold(config.seed, "partition")
         root = None if node.data_root is None else Path(node.data_root)
         dataset = _formed(load(node.data, root, fold(config.seed, "dataset")), hello)
+        dataset = dataset.scaled(config.input_scale)
         partition = alone(dataset, node.client, key, config.validation)
         job = build(config, dataset, partition=partition)
         if job.federation.is_pooled:
             raise ConfigError(f"{config.method} pools all data: it runs with --data job only.")
-    if node.client >= job.federation.num_clients:
-        raise ConfigError(
-            f"--client-id {node.client}: the job has clients 0 to {job.federation.num_clients - 1}."
-        )
     wire = Wire(job.config.wire, job.config.error_feedback)
     return Opened(job.method, job.federation, wire, job.config.seed)
 

@@ -184,6 +184,17 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_begins_with():
         assert COMMANDS[command.name].about == first
 
 
+def test_a_path_that_cannot_be_used_is_named_without_a_traceback(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedsieve", "run", *QUICK, "--out", tmp_path / "file" / "run"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert str(tmp_path / "file") in done.stderr.replace("\n", "")
+    assert "Traceback" not in done.stderr
+
+
 def test_the_version_is_that_of_the_package(cli):
     code, out, _ = cli("--version")
     assert code == 0

@@ -2,6 +2,7 @@
 
 import socket
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,25 @@ def test_insecure_is_refused_off_loopback(host, tmp_path):
         Server(host=host)
     with pytest.raises(ConfigError, match="--insecure"):
         Node(server=f"{host}:8443", client=0, data="job", store=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"port": 99_999}, "--port"),
+        ({"over_select": -1}, "--over-select"),
+        ({"round_timeout": 0.0}, "--round-timeout"),
+        ({"max_message_mb": 0}, "--max-message-mb"),
+        ({"min_nodes": 0}, "--min-nodes"),
+        ({"superlink": "nonsense:x"}, "HOST:PORT"),
+        ({"superlink": "10.0.0.9:8000"}, "--insecure with --superlink"),
+        ({"superlink": "127.0.0.1:8000"}, "--superlink-secret"),
+        ({"superlink": "127.0.0.1:8000", "secret": Path("missing")}, "found missing"),
+    ],
+)
+def test_what_a_server_cannot_be_is_said_at_once(given, words):
+    with pytest.raises(ConfigError, match=words):
+        Server(**given)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])

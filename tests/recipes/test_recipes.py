@@ -128,6 +128,16 @@ def test_an_interrupt_keeps_what_is_done_and_the_next_call_goes_on(tmp_path):
     assert labels == ["b, seed 0"]
 
 
+def test_a_row_that_diverges_is_left_out_and_the_others_are_shown(tmp_path, caplog):
+    recipe = tiny()
+    first, *others = recipe.rows
+    wild = dataclasses.replace(first, label="wild", settings={**first.settings, "lr": 1e30})
+    outcome = reproduce(dataclasses.replace(recipe, rows=(wild, first, *others)), "full", tmp_path)
+    assert outcome.unfinished == ("wild, seed 0",)
+    assert first.label in outcome.costs
+    assert "wild, seed 0 is left out" in caplog.text
+
+
 def test_missing_data_is_said_before_anything_runs(tmp_path):
     row = Row(label="c", settings=TINY | {"dataset": "mnist"})
     recipe = dataclasses.replace(tiny(), rows=(*tiny().rows, row))

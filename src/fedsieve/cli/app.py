@@ -5,7 +5,7 @@ import sys
 from collections.abc import Collection
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, NoReturn
 
 import typer
 from rich.console import Console
@@ -125,5 +125,11 @@ def main() -> None:
     try:
         application(sys.argv[1:2])()
     except FedsieveError as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _refuse(console, str(error))
+    except OSError as error:  # a path that cannot be used, a full disk
+        _refuse(console, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+
+
+def _refuse(console: Console, why: str) -> NoReturn:
+    console.print(f"error: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)

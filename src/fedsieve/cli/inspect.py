@@ -77,9 +77,10 @@ def _run(folder: Path) -> None:
     if not ledger.exists():
         raise DataError(f"{folder}: no messages.jsonl there; is it a run folder?")
     by_round: defaultdict[int, list[Sent]] = defaultdict(list)
-    for text in ledger.read_bytes().splitlines():
-        message = msgspec.json.decode(text, type=Sent)
-        by_round[message.round].append(message)
+    for text in ledger.read_bytes().splitlines(keepends=True):
+        if text.endswith(b"\n"):  # a running job may be writing the last one
+            message = msgspec.json.decode(text, type=Sent)
+            by_round[message.round].append(message)
     everything = [message for messages in by_round.values() for message in messages]
     table = Table(
         "round", "way", "messages", "bytes", "header", "masks", "values", "paper", box=None

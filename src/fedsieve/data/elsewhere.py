@@ -30,6 +30,8 @@ class Elsewhere:
         in_range("elsewhere: owners", self.owners, 1)
         in_range("elsewhere: outputs", self.outputs, 1)
         in_range("elsewhere: len(shape)", len(self.shape), 1, 3)
+        for size in self.shape:
+            in_range("elsewhere: shape", size, 1)
 
     def load(self) -> Dataset:
         """One empty example for each owner, so that everything else has its shape."""

@@ -79,7 +79,7 @@ class Pool:
                 worker, request = busy.pop(connection)
                 try:
                     response = worker.receive()
-                except EOFError:
+                except (EOFError, OSError):
                     worker = self._replace(worker)
                     yield Failure(who(request), "its worker process died")
                 else:
@@ -139,7 +139,7 @@ class _Worker:
                     if is_new:
                         self.connection.send_bytes(blob.pack(fresh_model))
                     self._held = down, fresh_model
-        except BrokenPipeError:
+        except OSError:
             pass  # the dead worker is noticed when its answer is read
 
     def receive(self) -> Response:

@@ -44,13 +44,14 @@ def export_run(run: Path, folder: Path, data_root: Path | None = None) -> Descri
     inputs = Inputs(
         shape=data.input_shape, outputs=data.num_outputs, scale=data.scale, shift=data.shift
     )
+    score = summary.global_accuracy
     origin = {
         "method": summary.method,
         "dataset": summary.dataset,
         "partition": summary.partition,
         "rounds": str(summary.rounds),
         "seed": str(summary.seed),
-        summary.score: f"{summary.global_accuracy:.4f}",
+        **({} if score is None else {summary.score: f"{score:.4f}"}),
         "model_hash": summary.model_hash,
     }
     return save(folder, task, params, job.config.model, inputs, origin)

@@ -1,5 +1,6 @@
 """Run what a recipe still lacks, and put its figures beside those expected."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from fedsieve import library
 from fedsieve.api import Watcher
 from fedsieve.config import make
-from fedsieve.core.errors import ConfigError, unknown
+from fedsieve.core.errors import ConfigError, RoundError, unknown
 from fedsieve.core.keys import fold
 from fedsieve.data.sources import load
 from fedsieve.job import canonical
@@ -24,6 +25,8 @@ from fedsieve.recipes.recipe import (
     judge,
     measured,
 )
+
+log = logging.getLogger("fedsieve")
 
 
 @dataclass(frozen=True)
@@ -149,14 +152,21 @@ def lines(recipe: Recipe, row: Row, tier: TierName, records: list[Record]) -> li
 def _finish(
     jobs: dict[tuple[str, int], dict[str, Any]], root: Path, watch: Callable[[str], Watcher]
 ) -> dict[tuple[str, int], Record]:
-    """Finished runs; runs the others, one seed of all rows after the other."""
+    """Finished runs; runs the others, one seed of all rows after the other.
+
+    A row that diverges is left out and tried again by the next call; the others go on.
+    """
     finished: dict[tuple[str, int], Record] = {}
     try:
         for (label, seed), settings in jobs.items():
             record = library.find(settings, root)
             if record is None:
-                with watch(f"{label}, seed {seed}") as watcher:
-                    record = library.obtain(settings, root, watcher)
+                try:
+                    with watch(f"{label}, seed {seed}") as watcher:
+                        record = library.obtain(settings, root, watcher)
+                except RoundError as error:
+                    log.warning("%s, seed %d is left out: %s", label, seed, error)
+                    continue
             if record.summary.stopped != "finished":
                 break
             finished[label, seed] = record

@@ -1,8 +1,10 @@
 """Desk and dispatch: what is lost, late, stale, forged or repeated leaves no trace in the run."""
 
 import json
+import math
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -13,10 +15,11 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 from fedsieve import api
 from fedsieve.api import Watcher
-from fedsieve.config import make
+from fedsieve.config import make, to_toml
 from fedsieve.core.errors import ConfigError, RoundError, WireError
+from fedsieve.core.keys import fold
 from fedsieve.core.message import Params
-from fedsieve.deploy import receipts
+from fedsieve.deploy import hello_of, receipts
 from fedsieve.engines import blob
 from fedsieve.engines.flower.carrier import GridCarrier
 from fedsieve.engines.folder import RunFolder
@@ -26,6 +29,7 @@ from fedsieve.engines.remote.parcel import (
     Answer,
     Call,
     Failed,
+    Here,
     Scored,
     TrainCall,
     Trained,
@@ -367,6 +371,63 @@ def test_densities_of_tensors_that_a_model_does_not_have_do_not_stop_the_run(tmp
     job = stateful(rounds=2)
     there = Deployed(job, tmp_path, change).play()
     assert there.summary.model_hash == absent(job, []).summary.model_hash
+
+
+@pytest.mark.parametrize("density", [math.nan, math.inf, -0.5, 2.0])
+def test_densities_that_no_model_has_do_not_reach_the_rows(density, tmp_path):
+    def change(client, call, good):
+        answer = peek(good, Answer)
+        if client != 1 or not isinstance(answer.result, Scored) or not answer.result.shares:
+            return good
+        shares = {name: (density, size) for name, (_, size) in answer.result.shares.items()}
+        forged = msgspec.structs.replace(answer.result, shares=shares)
+        return seal(msgspec.structs.replace(answer, result=forged), None)
+
+    job = stateful(rounds=2)
+    Deployed(job, tmp_path, change).play(tmp_path / "run")
+    rows = RunFolder(tmp_path / "run").rows()
+    assert [row.density for row in rows] == [1.0, 1.0]
+
+
+def test_a_greeting_that_says_nothing_new_does_not_load_data_again(tmp_path):
+    opened, terms = [], terms_of(stateful())
+    own = Node(server="localhost:1", client=1, data="job", store=tmp_path)
+
+    def open_it(hello):
+        opened.append(hello.config)
+        return open_job(own, hello)
+
+    desk = Desk(1, tmp_path, open_it)
+    for _ in range(3):
+        assert result_of(desk, Call("0" * 32, 1, 0, -1, terms.hello)) == Here()
+    other = msgspec.structs.replace(terms.hello, config=terms.hello.config + "\n")
+    assert result_of(desk, Call("0" * 32, 1, 0, -1, other)) == Here()
+    assert opened == [terms.hello.config, other.config]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"clients": 1}, "clients 0 to 0"), ({"init_from": "/etc/passwd"}, "does not choose files")],
+)
+def test_a_job_that_is_not_for_this_node_is_refused(settings, words, tmp_path):
+    own = Node(server="localhost:1", client=1, data="digits", store=tmp_path)
+    config = to_toml(replace(stateful().config, cohort=1, min_replies=1, **settings))
+    with pytest.raises(ConfigError, match=words):
+        open_job(own, msgspec.structs.replace(terms_of(stateful()).hello, config=config))
+
+
+def test_owners_data_is_scaled_as_the_job_says(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 1), dtype=np.uint8)
+    labels = np.arange(20) % 2
+    np.savez(tmp_path / "a.npz", x=pixels, y=labels, x_test=pixels, y_test=labels)
+    own = Node(server="localhost:1", client=0, data=f"npz:{tmp_path}/a.npz", store=tmp_path)
+    form = "elsewhere(owners=1, shape=[8, 8, 1], outputs=2)"
+    for how in ("unit", "raw255"):
+        job = build(make({"dataset": form, "input_scale": how}))
+        opened = open_job(own, hello_of(job))
+        (inputs, _), *_ = opened.federation.batches(0).work(fold(0))
+        assert inputs.min() >= 0
+        assert (inputs.max() > 1) == (how == "raw255")
 
 
 def test_figures_that_no_row_can_hold_are_a_failure(tmp_path):

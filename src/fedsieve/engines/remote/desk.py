@@ -171,9 +171,14 @@ class Desk:
 
     def _greet(self, job: str, hello: Hello, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        blob.write(folder / "form.msgpack", msgspec.msgpack.encode(hello.form))
-        blob.write(folder / "config.toml", hello.config.encode())
-        self._work.pop(job, None)
+        files = {
+            folder / "form.msgpack": msgspec.msgpack.encode(hello.form),
+            folder / "config.toml": hello.config.encode(),
+        }
+        if not all(path.exists() and path.read_bytes() == data for path, data in files.items()):
+            for path, data in files.items():
+                blob.write(path, data)
+            self._work.pop(job, None)
         self._opened(job, folder)
 
     def _opened(self, job: str, folder: Path) -> _Work:

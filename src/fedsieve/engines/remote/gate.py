@@ -37,6 +37,7 @@ NODE_CALLS = (
     "pull-object",
     "confirm-message-received",
 )
+_MOST_WAITING = 2**30  # bytes of requests being read, of all senders
 UNKEYED_CALLS = ("register-node", "unregister-node")  # of nodes without keys, in a trial
 _DROPPED = {"host", "connection", "transfer-encoding", "content-length", "keep-alive", "upgrade"}
 
@@ -59,6 +60,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     traffic: str  # file to which bytes on the wire are written
 
 
+class _Refused(Exception):  # noqa: N818 - it ends a request
+    """A request that is not taken; `status` is the answer, 0 none."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
 class Gate:
     """An ASGI application."""
 
@@ -69,9 +77,12 @@ class Gate:
         self._targets = {f"/v1/fleet/{name}": base + name for name in calls}
         verify = ssl.create_default_context(cafile=settings.ca) if settings.ca else False
         self._client = httpx.AsyncClient(
-            verify=verify, timeout=120, limits=httpx.Limits(max_connections=200)
+            verify=verify,
+            timeout=120,
+            limits=httpx.Limits(max_connections=200),
+            trust_env=False,  # no proxy between two programs of one machine
         )
-        self._limit = settings.limit_bytes
+        self._limit, self._waiting = settings.limit_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,9 +91,11 @@ class Gate:
         if target is None:
             await _respond(send, 404, b"")
             return
-        body = await self._body(receive)
-        if body is None:
-            await _respond(send, 413, b"")
+        try:
+            body = await self._body(receive)
+        except _Refused as refused:
+            if refused.status:
+                await _respond(send, refused.status, b"")
             return
         headers = _kept(scope["headers"], "accept-encoding")  # httpx says what it can unpack
         try:
@@ -93,17 +106,29 @@ class Gate:
         kept = _kept(answer.headers.raw, "content-encoding")  # and has unpacked it
         await _respond(send, answer.status_code, answer.content, kept)
 
-    async def _body(self, receive: Receive) -> bytes | None:
-        """The request, or None if it is larger than allowed; then the rest is not read."""
+    async def _body(self, receive: Receive) -> bytes:
+        """The request; of one that is not taken the rest is not read.
+
+        Raises:
+            _Refused: it is larger than allowed, its sender has gone, or too much is being read.
+        """
         parts, size = [], 0
-        while True:
-            event = await receive()
-            parts.append(event.get("body", b""))
-            size += len(parts[-1])
-            if size > self._limit:
-                return None
-            if not event.get("more_body"):
-                return b"".join(parts)
+        try:
+            while True:
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    raise _Refused(0)
+                parts.append(event.get("body", b""))
+                size += len(parts[-1])
+                self._waiting += len(parts[-1])
+                if size > self._limit:
+                    raise _Refused(413)
+                if self._waiting > _MOST_WAITING:
+                    raise _Refused(503)  # nodes try again
+                if not event.get("more_body"):
+                    return b"".join(parts)
+        finally:
+            self._waiting -= size
 
 
 def _kept(headers: Headers, dropped: str) -> Headers:
@@ -178,6 +203,8 @@ async def _report(path: Path) -> None:
 def main() -> None:
     """Serve until ended."""
     settings = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Settings)
+    if settings.traffic and Path(settings.traffic).exists():  # a gate of this server has ended
+        Counted.closed.update(json.loads(Path(settings.traffic).read_text()))
     config = uvicorn.Config(
         Gate(settings),
         host=settings.host,

@@ -126,8 +126,15 @@ def free_port() -> int:
             return port
 
 
+def off_proxy() -> dict[str, str]:
+    """Variables with which programs of this machine reach each other where a proxy is set."""
+    known = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
+    hosts = ",".join([*filter(None, [known]), "127.0.0.1", "localhost", "::1"])
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
 def _start(kept: _Kept) -> subprocess.Popen[bytes]:
-    environment = os.environ | _QUIET | {"FLWR_HOME": str(kept.home / "flwr")}
+    environment = os.environ | _QUIET | off_proxy() | {"FLWR_HOME": str(kept.home / "flwr")}
     with kept.log.open("ab") as file:
         return subprocess.Popen(  # noqa: S603 - our own command
             kept.command,

@@ -57,6 +57,8 @@ def _read(client: int, number: int, work: Work, result: Result) -> Response:
             if found.dtype != torch.float64 or len(found) != len(shards):
                 raise WireError(f"{len(found)} tallies for {len(work.shards)} shards.")
             own = {name: Share(*share) for name, share in shares.items()}
+            if not all(0 <= share.density <= 1 <= share.size < _MOST for share in own.values()):
+                raise WireError("its model has impossible densities or sizes.")
             return Tallies(shards, found, client if own else -1, own)
     raise WireError(f"{type(result).__name__} is no answer to {type(work).__name__}.")
 
