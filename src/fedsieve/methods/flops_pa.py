@@ -9,7 +9,8 @@ Differs  gates in messages are medians, the paper draws them; clients count by e
          the paper's scaling rule cannot prune (section 4): the additive one is the default. Other
          gates are not closed (closing=0): weights outside the mask start every round at 0, and
          only open gates let them come back. Clipped gradients let one rate serve all tasks. With
-         `target_bytes` m follows from what messages really cost.
+         `target_bytes` m follows from what messages really cost. The optional tuning on data of
+         the server (section 5, where it is off) is left out.
 """
 
 from collections.abc import Sequence
