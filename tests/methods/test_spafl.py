@@ -484,6 +484,12 @@ def test_compact_training_runs_the_forward_pass_on_smaller_tensors():
     assert [tuple(w.shape) for w in small.values()] == [(4, 1, 3, 3), (5, 4 * 16), (4, 5)]
 
 
+def test_without_a_preset_it_is_the_released_program():
+    method = SpaFL(task=linear_task())
+    preset = SpaFL.presets["code"]
+    assert {name: getattr(method, name) for name in preset} == preset
+
+
 def test_layers_without_thresholds_are_left_alone():
     task = sizes("lstm", GREY28, 10).task
     method = SpaFL(task=task, unmasked=("fc",))
