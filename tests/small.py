@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+import fedsieve
 from fedsieve.config import make
 from fedsieve.core.keys import fold
 from fedsieve.core.method import registered
@@ -54,3 +55,21 @@ def rounds_of(job: Job, folder: Path, **plan: Any) -> Rounds:
 def steady(rows: list[Any]) -> list[dict[str, Any]]:
     """Rows without what differs from run to run of equal jobs."""
     return [{f: getattr(r, f) for f in r.__struct_fields__ if f not in VOLATILE} for r in rows]
+
+
+def same_in_a_pool(settings: dict[str, Any]) -> None:
+    """Fail unless two processes give the bits of one."""
+    alone = fedsieve.run(**SETTINGS | settings)
+    pooled = fedsieve.run(**SETTINGS | settings, workers=2)
+    assert pooled.summary.model_hash == alone.summary.model_hash
+    assert steady(pooled.rows) == steady(alone.rows)
+
+
+def same_when_resumed(settings: dict[str, Any], folder: Path) -> None:
+    """Fail unless a run stopped after two rounds and resumed gives the bits of a whole one."""
+    whole = fedsieve.run(**SETTINGS | settings)
+    early = SETTINGS | settings | {"rounds": 2, "checkpoint_every": 1}
+    fedsieve.run(**early, out=folder)
+    resumed = fedsieve.run(out=folder, resume=True, rounds=SETTINGS["rounds"])
+    assert resumed.summary.model_hash == whole.summary.model_hash
+    assert steady(resumed.rows) == steady(whole.rows)

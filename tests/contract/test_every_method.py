@@ -13,7 +13,14 @@ from fedsieve.core.method import message_types
 from fedsieve.engines import blob
 from fedsieve.ledger.flops import density
 from fedsieve.wire.codec import Decoder, encode
-from small import METHODS, SETTINGS, rounds_of, small_job, steady
+from small import (
+    METHODS,
+    SETTINGS,
+    rounds_of,
+    same_in_a_pool,
+    same_when_resumed,
+    small_job,
+)
 
 pytestmark = pytest.mark.parametrize("name", METHODS)
 
@@ -139,19 +146,11 @@ def test_deployed_model_has_the_density_of_the_row(name, tmp_path):
 
 
 def test_in_line_equals_pool_bit_for_bit(name):
-    alone = fedsieve.run(**SETTINGS, method=name)
-    pooled = fedsieve.run(**SETTINGS, method=name, workers=2)
-    assert pooled.summary.model_hash == alone.summary.model_hash
-    assert steady(pooled.rows) == steady(alone.rows)
+    same_in_a_pool({"method": name})
 
 
 def test_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path):
-    whole = fedsieve.run(**SETTINGS, method=name)
-    early = SETTINGS | {"rounds": 2, "checkpoint_every": 1}
-    fedsieve.run(**early, method=name, out=tmp_path / "run")
-    resumed = fedsieve.run(out=tmp_path / "run", resume=True, rounds=SETTINGS["rounds"])
-    assert resumed.summary.model_hash == whole.summary.model_hash
-    assert steady(resumed.rows) == steady(whole.rows)
+    same_when_resumed({"method": name}, tmp_path / "run")
 
 
 def test_the_seed_decides_everything(name):

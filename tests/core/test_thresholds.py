@@ -1,5 +1,6 @@
-"""Masks from thresholds, and their gradients against autograd of the surrogate written out."""
+"""Masks from thresholds, and their gradients against the closed forms of the specification."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,50 +12,47 @@ SHAPES = ((4, 6), (3, 2, 3, 3))
 
 
 def _case(shape):
-    """Weight, thresholds amid its magnitudes, and a gradient of the effective weight; doubles."""
-    weight = normal(fold(KEY, "w"), shape).double()
+    """Small and large rows, thresholds amid their magnitudes, a gradient of w p; doubles."""
+    scale = torch.linspace(0.3, 4, shape[0]).view(-1, *[1] * (len(shape) - 1))
+    weight = (scale * normal(fold(KEY, "w"), shape)).double()
     thresholds = 0.5 + uniform(fold(KEY, "tau"), shape[:1]).double()
     return weight, thresholds, normal(fold(KEY, "g"), shape).double()
 
 
-def _slope(slope, x):
-    window = (x.abs() <= 1).double()
-    return {"identity": torch.ones_like(x), "window": window, "inverted": 1 - window}[slope]
-
-
-def _surrogate(weight, thresholds, rule):
-    """The effective weight whose step function has the surrogate's derivative in autograd."""
-    column = thresholds.view(-1, *[1] * (weight.dim() - 1))
-    size = weight.abs()
-    if rule.granularity == "filter":
-        size = size.mean(tuple(range(1, weight.dim())), keepdim=True)
-    if not rule.through_magnitude:
-        size = size.detach()
-    x = size - column
-    line = _slope(rule.slope, x.detach()) * x
-    step = (x > 0).double().detach() + line - line.detach()
-    return weight * step
+def _closed_form(weight, thresholds, grad, rule):
+    """(kept, slope, dw, dtau) of section 3 over rows of n weights, in numpy."""
+    w, g = (t.flatten(1).numpy() for t in (weight, grad))
+    n = w.shape[1]
+    size = np.abs(w) if rule.granularity == "element" else np.abs(w).mean(1, keepdims=True)
+    x = size - thresholds.numpy()[:, None]
+    p = (x > 0).astype(float)
+    near = (np.abs(x) <= 1).astype(float)
+    slope = {"identity": np.ones_like(x), "window": near, "inverted": 1 - near}[rule.slope]
+    dtau = -(slope * g * w).sum(1)
+    through = (
+        slope * g * np.abs(w)
+        if rule.granularity == "element"
+        else slope * np.sign(w) / n * (g * w).sum(1, keepdims=True)
+    )
+    return p, slope, g * p + through * rule.through_magnitude, dtau
 
 
 @pytest.mark.parametrize("through", [True, False])
 @pytest.mark.parametrize("slope", ["identity", "window", "inverted"])
 @pytest.mark.parametrize("granularity", ["element", "filter"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_are_those_of_the_surrogate(shape, granularity, slope, through):
+def test_gradients_are_the_closed_forms(shape, granularity, slope, through):
     rule = Thresholding(granularity, slope, through)
     weight, thresholds, grad = _case(shape)
-    weight = 1.5 * weight  # some are farther than 1 from their threshold, some nearer
+    p, slopes, dw, dtau = _closed_form(weight, thresholds, grad, rule)
+    assert 0 < p.mean() < 1
+    assert slope == "identity" or 0 < slopes.mean() < 1  # some rows are near, some far
     ours = [t.clone().requires_grad_() for t in (weight, thresholds)]
-    kept = rule.kept(*ours)
-    effective = ours[0] * rule.step(*ours, kept)
+    effective = ours[0] * rule.step(*ours, rule.kept(*ours))
     effective.backward(grad)
-    theirs = [t.clone().requires_grad_() for t in (weight, thresholds)]
-    expected = _surrogate(*theirs, rule)
-    expected.backward(grad)
-    assert 0 < int(kept.count_nonzero()) < kept.numel()
-    assert torch.equal(effective, expected)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine.grad, other.grad, rtol=0, atol=1e-14)
+    np.testing.assert_array_equal(effective.detach().flatten(1), weight.flatten(1).numpy() * p)
+    np.testing.assert_allclose(ours[0].grad.flatten(1), dw, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(ours[1].grad, dtau, rtol=0, atol=1e-13)
 
 
 def test_only_what_is_larger_than_its_threshold_is_kept():
@@ -87,22 +85,25 @@ def test_a_layer_at_or_below_the_limit_is_settled_open():
     assert thresholds["a"][1] == 2  # the input is as it was
 
 
-def test_penalties_fall_as_thresholds_rise():
-    tau = {"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([-0.4])}
-    torch.testing.assert_close(
-        penalty(tau, "exp"), torch.tensor([0.0, -1.0, 0.4]).exp().sum(), rtol=1e-6, atol=0
-    )
-    inverse = torch.tensor(1 / 0.1 + 1 / 1.1 + 1 / 0.5)
-    torch.testing.assert_close(penalty(tau, "inverse"), inverse, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("granularity", ["element", "filter"])
-def test_gradients_are_the_same_where_everything_is_kept(granularity):
-    rule = Thresholding(granularity)
-    weight, _, grad = _case((4, 6))
-    ours = [weight.clone().requires_grad_(), torch.zeros(4).double().requires_grad_()]
-    (ours[0] * rule.step(*ours, rule.kept(*ours))).backward(grad)
-    theirs = [weight.clone().requires_grad_(), torch.zeros(4).double().requires_grad_()]
-    _surrogate(*theirs, rule).backward(grad)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine.grad, other.grad, rtol=0, atol=1e-14)
+@pytest.mark.parametrize(
+    ("kind", "value", "slope"),
+    [
+        ("exp", lambda t: np.exp(-t), lambda t: -np.exp(-t)),
+        (
+            "inverse",
+            lambda t: 1 / (np.maximum(t, 0) + 0.1),
+            lambda t: np.where(t < 0, 0, -1 / (t + 0.1) ** 2),
+        ),
+    ],
+)
+def test_penalties_fall_as_thresholds_rise_from_negative_to_positive(kind, value, slope):
+    """At 0, where thresholds start, both pull; `inverse` pushes negative ones nowhere."""
+    grid = np.array([-2.0, -0.4, -1e-3, 0.0, 1e-3, 0.3, 1.0])
+    tau = torch.tensor(grid, requires_grad=True)
+    total = penalty({"a": tau[:3], "b": tau[3:]}, kind)
+    total.backward()
+    assert total.item() == pytest.approx(value(grid).sum(), rel=1e-12)
+    np.testing.assert_allclose(tau.grad, slope(grid), rtol=1e-12)
+    each = [penalty({"a": torch.tensor([t])}, kind).item() for t in grid]
+    assert each == sorted(each, reverse=True)
+    assert slope(np.zeros(1)) < 0

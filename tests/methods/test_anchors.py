@@ -64,7 +64,7 @@ def test_anchors_stand_on_either_side_of_fedavg():
 
 
 @pytest.mark.parametrize("density", [0.05, 0.25])
-def test_fediter_ht_holds_exactly_m_weights_in_every_message(density, tmp_path):
+def test_fediter_ht_holds_exactly_m_weights_in_every_message(density):
     job = small_job(method="fediter_ht", target_density=density, rounds=2)
     method = job.method
     server = method.init_server(fold(0, "init"))

@@ -8,7 +8,9 @@ from torch import nn
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
+from fedsieve.core.method import Batch
 from fedsieve.methods import em
+from fedsieve.methods.fedmix import FedMix
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo import read_model
 from small import rounds_of, small_job
@@ -161,6 +163,41 @@ def test_mixture_m_step_follows_the_responsibilities():
         }
         assert_close(centre, {n: v.float() for n, v in expected.items()}, 1e-5)
     np.testing.assert_allclose(after.shares.numpy(), r.mean(0), rtol=1e-5)
+
+
+class Zeros:
+    """A client whose inputs are 0 and labels 0, so that biases alone decide its loss."""
+
+    def __init__(self, *sizes):
+        self._sizes, self.examples = sizes, sum(sizes)
+
+    def ordered(self):
+        return (Batch(torch.zeros(n, 3), torch.zeros(n, dtype=torch.long)) for n in self._sizes)
+
+
+@pytest.mark.parametrize(("sizes", "nearest"), [((4, 1), 0), ((7, 3), 1)])
+def test_a_client_of_a_mixture_starts_from_the_centre_that_explains_its_data(sizes, nearest):
+    """Losses log 2 and log(1 + 1/e) an example, shares 0.9 and 0.1: six examples turn the scale."""
+    task = ModelTask(lambda: nn.Sequential(nn.Linear(3, 2)), "classes", (3,))
+    method = FedMix(task=task, components=2, lr=0.25)
+    server = method.init_server(fold(0, "init"))
+    biases = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    server = server._replace(
+        components=server.components | {"0.bias": biases}, shares=torch.tensor([0.9, 0.1])
+    )
+    gain = sum(sizes) * (np.log(2) - np.log(1 + np.exp(-1)))
+    assert (gain > np.log(0.9 / 0.1)) == bool(nearest)
+    data = Zeros(*sizes)
+    begun = method.begin(method.broadcast(server, 0, fold(0, "b")), data)
+    centres = tree.unstack(server.components)
+    assert tree.equal(begun.start, centres[nearest])
+    assert begun.rates == 0.25
+    assert begun.centre.nearest == nearest
+    assert begun.centre.examples == sum(sizes)
+    assert all(tree.equal(a, b) for a, b in zip(begun.centre.centres, centres, strict=True))
+    torch.testing.assert_close(begun.centre.log_shares.exp(), server.shares)
+    up, state = method.finish(begun, centres[0], data, fold(0, "c"))
+    assert (up.examples, state.component) == (sum(sizes), nearest)
 
 
 def test_mixture_components_start_apart_and_predict_as_their_ensemble():

@@ -46,13 +46,13 @@ def test_what_is_left_out_of_a_message_is_zero_with_the_mean_gate():
     method = small_job(method="flops_pa", target_density=0.2).method
     weights, logits = random_point(method)
     model = method._compress(weights, logits, method.budget)
-    medians = method.closed_form(logits)
+    medians = method.test_gates(logits)
     outside = torch.cat([medians[n][~m] for n, m in model.mask.items()])
     assert model.rest == pytest.approx(outside.mean().item())
     again, logits_again = method._expand(model)
     for name, mask in model.mask.items():
         torch.testing.assert_close(again[name], torch.where(mask, weights[name], 0))
-        gates = method.closed_form(logits_again)[name]
+        gates = method.test_gates(logits_again)[name]
         torch.testing.assert_close(gates[mask], medians[name][mask])
         torch.testing.assert_close(gates[~mask], torch.full_like(gates[~mask], model.rest))
 
@@ -68,7 +68,7 @@ def test_a_gate_that_was_sent_as_zero_is_not_taken_for_one_left_out():
     )
     weights, logits = method._expand(model)
     torch.testing.assert_close(weights["fc.weight"], torch.tensor([[0.6, 0.0, 0.0]]))
-    gates = method.closed_form(logits)["fc.weight"]
+    gates = method.test_gates(logits)["fc.weight"]
     torch.testing.assert_close(gates, torch.tensor([[0.5, 0.0, 0.25]]), rtol=0, atol=1e-6)
 
 
@@ -82,7 +82,7 @@ def test_the_plain_inverse_is_the_logit_of_clamped_gates_times_beta():
 def test_the_untempered_test_gate_closes_at_the_older_threshold():
     method = small_job(method="flops", test_gate="untempered").method
     edge = math.log(0.1 / 1.1)  # where sigmoid(a) * 1.2 = 0.1: -2.398
-    gates = method.closed_form({"x": torch.tensor([edge - 0.01, edge + 0.01])})["x"]
+    gates = method.test_gates({"x": torch.tensor([edge - 0.01, edge + 0.01])})["x"]
     assert gates[0] == 0 < gates[1]
 
 
@@ -134,7 +134,7 @@ def test_additive_scaling_leaves_exactly_m_open_gates_when_it_should(rate):
     size = sum(a.numel() for a in logits.values())
     for step in range(1, steps + 1):
         logits = method.scale(logits, kept)
-        is_open = {n: g > 0 for n, g in method.closed_form(logits).items()}
+        is_open = {n: g > 0 for n, g in method.test_gates(logits).items()}
         expected = math.floor(0.1 * size) if step == steps else size
         assert sum(int(o.count_nonzero()) for o in is_open.values()) == expected
     assert all(torch.equal(is_open[n], kept[n]) for n in kept)
@@ -149,7 +149,7 @@ def test_the_literal_scaling_rule_never_closes_an_open_gate():
     kept = method.units.choose(method.task.graph, weights, method.budget)
     for _ in range(200):
         logits = method.scale(logits, kept)
-    assert all((g >= 0.5).all() for g in method.closed_form(logits).values())
+    assert all((g >= 0.5).all() for g in method.test_gates(logits).values())
 
 
 def test_flops_with_one_client_is_central_training(tmp_path):
@@ -181,7 +181,7 @@ def test_flops_with_one_client_is_central_training(tmp_path):
     after = last.position.server
     torch.testing.assert_close(after.weights["fc.weight"], w)
     torch.testing.assert_close(after.gate_logits["fc.weight"], a, rtol=1e-5, atol=1e-5)
-    assert after.price.item() == pytest.approx(price, rel=1e-5)
+    assert after.dual.item() == pytest.approx(price, rel=1e-5)
 
 
 def test_flops_holds_its_cohort_for_n_steps(tmp_path):

@@ -152,7 +152,7 @@ def test_the_regulariser_alone_raises_thresholds_by_rate_and_weight(
 ):
     """`inverted` gives thresholds within 1 of the magnitudes no gradient of the loss."""
     method = one_layer(ste="inverted", regulariser=regulariser, reg_warmup=1.0)
-    own = Local({NAME: start()[0] / 4}, {NAME: torch.full((4,), 1e-9)})
+    own = Local({NAME: start()[0] / 4}, {NAME: torch.zeros(4)})
     trained = method.train(own, (), Given((batch(0),)), rounds, KEY)
     close(trained.own.thresholds[NAME], np.full(4, -LR * ALPHA * share * slope))
 
@@ -191,15 +191,25 @@ def test_the_gradient_of_weights_and_thresholds_is_clipped_together():
     assert length(bound) == pytest.approx(LR * 0.01, rel=1e-3)
 
 
-def test_clamps_hold_after_every_step():
-    own = Local({NAME: 5 * start()[0]}, {NAME: torch.tensor([-0.5, 0.3, 0.9, 2.0])})
-    for clamp in (True, False):
-        method = one_layer(clamp=clamp, lr=1e-4)
-        trained = method.train(own, (), Given((batch(0),)), 0, KEY)
-        weights, thresholds = trained.own.weights[NAME], trained.own.thresholds[NAME]
-        assert (float(weights.abs().max()) == 1) == clamp
-        assert (thresholds[0] == 0, thresholds[3] == 1) == (clamp, clamp)
-        assert thresholds[1:3].tolist() == pytest.approx([0.3, 0.9], abs=1e-2)
+@pytest.mark.parametrize("clamp", [True, False])
+def test_clamps_hold_after_every_step(clamp):
+    """Three steps; clamped after the last alone, the others would have gone elsewhere."""
+    low, high = (0.0, 1.0) if clamp else (-np.inf, np.inf)
+    w, tau = 5 * start()[0].double().numpy(), np.array([-0.5, 0.3, 0.9, 2.0])
+    own = Local({NAME: torch.tensor(w)}, {NAME: torch.tensor(tau)})
+    batches = [batch(number) for number in range(3)]
+    for b in batches:
+        p = mask_of(w, tau, "filter")
+        assert p.any()  # nothing to reset
+        dw, dtau = gradients(w, tau, p, b, "filter", weight_ste=True)
+        w = np.clip(w - LR * dw, -high, high)
+        tau = np.clip(tau - LR * (dtau - ALPHA * np.exp(-tau)), low, high)
+    given = Given(tuple(Batch(b.x.double(), b.y) for b in batches))
+    trained = one_layer(clamp=clamp).train(own, (), given, 0, KEY)
+    close(trained.own.weights[NAME], w)
+    close(trained.own.thresholds[NAME], tau)
+    assert (np.abs(w).max() <= 1) == clamp
+    assert (tau.min() >= 0 and tau.max() <= 1) == clamp
 
 
 def test_a_layer_pruned_away_is_open_on_the_next_forward_pass():
@@ -377,15 +387,32 @@ def test_both_counts_of_macs_follow_from_the_densities_of_layers():
     trained = work(method, [batch(0), batch(1)])
     share = float(trained.mask[NAME].float().mean())
     assert 0 < share < 1
-    found = method._flops(trained)
+    found = method._flops(trained, 1)
     examples, macs, rows, size = 12, 20, 4, 20
     assert found["macs_appendix"] == pytest.approx(examples * macs * (1 + 2 * share))
     assert found["macs_code"] == pytest.approx(examples * macs * 3 * share + rows * 2 + size)
-    paid = replace(method, importance=True)._flops(trained)
-    assert paid["macs_appendix"] - found["macs_appendix"] == pytest.approx(1.5 * size)
 
 
-def pruned(method, share, features=6):
+@pytest.mark.parametrize(
+    ("options", "rounds", "updates"),
+    [
+        ({"importance": True}, 1, 1),
+        ({"importance": True}, 0, 0),  # nothing has changed yet
+        ({"importance": True, "share": False}, 1, 0),  # no change is ever heard of
+        ({"importance": False}, 1, 0),
+    ],
+)
+def test_the_importance_update_is_charged_where_there_is_one(options, rounds, updates):
+    size = 20
+    method = one_layer(**options)
+    trained = work(method, [batch(0), batch(1)], rounds=rounds)
+    free = replace(method, importance=False)._flops(trained, rounds)
+    paid = method._flops(trained, rounds)
+    assert paid["macs_appendix"] - free["macs_appendix"] == pytest.approx(1.5 * size * updates)
+    assert paid["macs_code"] == free["macs_code"]
+
+
+def pruned(method, share):
     """A three-layer client of which `share` of the hidden rows are pruned."""
     state = method.init_client(0, KEY)
     thresholds = {}
@@ -455,6 +482,12 @@ def test_compact_training_runs_the_forward_pass_on_smaller_tensors():
     kept = method.rule.settled(*own)[1]
     small = method._effective(own, kept)
     assert [tuple(w.shape) for w in small.values()] == [(4, 1, 3, 3), (5, 4 * 16), (4, 5)]
+
+
+def test_without_a_preset_it_is_the_released_program():
+    method = SpaFL(task=linear_task())
+    preset = SpaFL.presets["code"]
+    assert {name: getattr(method, name) for name in preset} == preset
 
 
 def test_layers_without_thresholds_are_left_alone():

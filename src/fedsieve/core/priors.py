@@ -2,8 +2,8 @@
 
 Federated averaging is hard EM (specification fedsparse, section 1): the client's E-step minimises
 its loss plus `penalty` = -log p(phi | W), the server's M-step maximises mean_s log p(phi_s | W),
-in closed form (`m_step`) or by one optimiser step on `pseudo_gradient`. The prior with gates has
-a file of its own, `spike_and_slab`.
+in closed form (`m_step`) or, for the Gaussian, by one optimiser step on `pseudo_gradient`. The
+prior with gates has a file of its own, `spike_and_slab`.
 
 Scale: coefficients are per *mean* mini-batch loss, as in FedProx and FedSparse practice; that of
 the mixture is per summed loss.
@@ -36,15 +36,10 @@ class Prior(Protocol[Local_contra, Centre_contra]):
 
 
 class PointPrior(Prior[Params, Params], Protocol):
-    """A prior of plain weights around one centre, with its two M-steps; shares add up to 1."""
+    """A prior of plain weights around one centre, with its M-step; shares add up to 1."""
 
     def m_step(self, locals_: Sequence[Params], shares: Sequence[float]) -> Params:
         """argmax_W sum_s share_s log p(phi_s | W)."""
-
-    def pseudo_gradient(
-        self, centre: Params, locals_: Sequence[Params], shares: Sequence[float]
-    ) -> Params:
-        """Direction to descend in W."""
 
 
 class Plain:
@@ -99,12 +94,6 @@ class Laplace(Plain):
             name: weighted_median(torch.stack([local[name] for local in locals_]), weights)
             for name in locals_[0]
         }
-
-    def pseudo_gradient(
-        self, centre: Params, locals_: Sequence[Params], shares: Sequence[float]
-    ) -> Params:
-        signs = [{n: torch.sign(c - local[n]) for n, c in centre.items()} for local in locals_]
-        return tree.weighted_mean(zip(signs, shares, strict=True))
 
 
 class Components(NamedTuple):

@@ -71,9 +71,14 @@ class Thresholding:
 
 
 def penalty(thresholds: Params, kind: Penalty) -> Tensor:
-    """What falls as thresholds rise: the sum of exp(-tau), or of 1 / (|tau| + 0.1)."""
+    """What falls as thresholds rise: the sum of exp(-tau), or of 1 / (|tau| + 0.1).
+
+    The paper's |tau| is read as max(tau, 0): the two agree where thresholds prune, but |tau| has no
+    gradient at 0, where all thresholds start, and would drive negative ones further down. The clamp
+    has slope 1 at 0 and leaves negative ones to the loss.
+    """
     tau = torch.cat(list(thresholds.values()))
-    return ((-tau).exp() if kind == "exp" else 1 / (tau.abs() + 0.1)).sum()
+    return ((-tau).exp() if kind == "exp" else 1 / (tau.clamp(min=0) + 0.1)).sum()
 
 
 def _column(thresholds: Tensor, weight: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Paper    "Federated learning with L0 constraint via probabilistic gates for sparsity", 2025,
          Algorithm 1 (specification flops, sections 1 to 4).
-Symbols  w -> server.weights   a -> server.gate_logits   lambda -> server.price   n(B) -> hold
+Symbols  w -> server.weights   a -> server.gate_logits   lambda -> server.dual   n(B) -> hold
          E -> rounds / hold   prune start -> scale_from   eta_w, eta_a, eta_lambda -> lr, gate_lr,
          dual_lr
 Differs  a round is one gradient step, its cohort is held for n(B) of them. The paper's scaling
@@ -23,13 +23,13 @@ from fedsieve.core.message import Count, Dense, Mask, Params
 from fedsieve.core.method import Batch, Batches, Cohort, Method, Metrics, register
 from fedsieve.core.optimisers import ascend
 from fedsieve.core.options import in_range
-from fedsieve.methods.gated import Gated
+from fedsieve.methods.gated import GatedWeights
 
 
 class Server(NamedTuple):
     weights: Params
     gate_logits: Params
-    price: Tensor
+    dual: Tensor
     steps: int
 
 
@@ -46,7 +46,7 @@ class Up(NamedTuple):
 
 @register("flops")
 @dataclass(frozen=True, kw_only=True)
-class Flops(Gated, Method[Server, tuple[()], Down, Up]):
+class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """One exchange of gradients for every step; exactly m weights are deployed."""
 
     start_open: float = 0.95  # initial gates have logit log(start_open / (1 - start_open))
@@ -96,24 +96,24 @@ class Flops(Gated, Method[Server, tuple[()], Down, Up]):
         density, slopes = self.slope(server.gate_logits)
         logits = self.clamp(
             {
-                n: a - self.gate_lr * (open_[n] + server.price * slopes[n])
+                n: a - self.gate_lr * (open_[n] + server.dual * slopes[n])
                 for n, a in server.gate_logits.items()
             }
         )
-        price = ascend(server.price, density - self.target_density, self.dual_lr)
+        dual = ascend(server.dual, density - self.target_density, self.dual_lr)
         cohorts, is_over = divmod(server.steps + 1, self.hold)
         if not is_over and cohorts >= self.scale_from:
             logits = self.scale(logits, self._kept(weights, logits))
-        return Server(weights, logits, price, server.steps + 1)
+        return Server(weights, logits, dual, server.steps + 1)
 
     def open_gates(self, server: Server) -> Params:
-        return self.closed_form(server.gate_logits)
+        return self.test_gates(server.gate_logits)
 
     def deploy(self, server: Server, state: tuple[()]) -> Params:
-        gates = self.closed_form(server.gate_logits)
+        gates = self.test_gates(server.gate_logits)
         return self.cut(server.weights, gates, self._kept(server.weights, server.gate_logits))
 
     def _kept(self, weights: Params, gate_logits: Params) -> Mask:
         """The gates of the m largest effective weights."""
-        effective = self.effective(weights, self.closed_form(gate_logits))
+        effective = self.effective(weights, self.test_gates(gate_logits))
         return self.units.choose(self.task.graph, effective, self.budget)

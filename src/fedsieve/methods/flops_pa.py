@@ -9,7 +9,8 @@ Differs  gates in messages are medians, the paper draws them; clients count by e
          the paper's scaling rule cannot prune (section 4): the additive one is the default. Other
          gates are not closed (closing=0): weights outside the mask start every round at 0, and
          only open gates let them come back. Clipped gradients let one rate serve all tasks. With
-         `target_bytes` m follows from what messages really cost.
+         `target_bytes` m follows from what messages really cost. The optional tuning on data of
+         the server (section 5, where it is off) is left out.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
 from fedsieve.core.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Constant, Schedule
-from fedsieve.methods.gated import Gated
+from fedsieve.methods.gated import GatedWeights
 
 
 class Sparse(NamedTuple):
@@ -63,7 +64,7 @@ class Up(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Where the Lagrangian is evaluated; `dual` has one entry, "price"."""
+    """Where the Lagrangian is evaluated; `dual` has one entry, of the constraint on "density"."""
 
     weights: Params
     gate_logits: Params
@@ -72,7 +73,7 @@ class Point(NamedTuple):
 
 @register("flops_pa")
 @dataclass(frozen=True, kw_only=True)
-class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
+class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """A round of local steps on weights and gates between two sparse messages."""
 
     target_bytes: int | None = None  # of a client's two messages, a round; replaces target_density
@@ -108,13 +109,13 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
 
         def lagrangian(at: Point, batch: Batch, key: Key) -> Tensor:
             gap = self.density(at.gate_logits) - target
-            return self.loss(at.weights, at.gate_logits, batch, key) + at.dual["price"] * gap
+            return self.loss(at.weights, at.gate_logits, batch, key) + at.dual["density"] * gap
 
         weights, gate_logits = self._expand(Sparse(*down[:4]))
         factor = self.schedule.factor(down.rounds)
         trained = local.train(
             lagrangian,
-            Point(weights, gate_logits, {"price": torch.zeros(())}),
+            Point(weights, gate_logits, {"density": torch.zeros(())}),
             data.work(key),
             (self.optimiser, SGD(), DualAscent()),
             clip_norm=(self.clip_norm, None, None),
@@ -162,12 +163,12 @@ class FlopsPA(Gated, Method[Server, tuple[()], Down, Up]):
         return min(max(round(kept), 1), self.units.size(self.task.graph))
 
     def _scale_and_compress(self, weights: Params, gate_logits: Params, kept: int) -> Sparse:
-        effective = self.effective(weights, self.closed_form(gate_logits))
+        effective = self.effective(weights, self.test_gates(gate_logits))
         chosen = self.units.choose(self.task.graph, effective, kept)
         return self._compress(weights, self.scale(gate_logits, chosen), kept)
 
     def _compress(self, weights: Params, gate_logits: Params, kept: int) -> Sparse:
-        gates = self.closed_form(gate_logits)
+        gates = self.test_gates(gate_logits)
         effective = self.effective(weights, gates)
         chosen = self.units.choose(self.task.graph, effective, kept)
         outside = torch.cat([g[~chosen[n]] for n, g in gates.items()])

@@ -28,7 +28,7 @@ _SPREAD = 0.1  # deviation of initial gate logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gated:
+class GatedWeights:
     """Hyper-parameters and formulas of sections 2 to 4."""
 
     task: Task
@@ -43,7 +43,7 @@ class Gated:
     closing: float = 0.0  # share of r by which it lowers the others; 1 in the paper
     lr: float = 0.5  # eta_w, of weights
     gate_lr: float = 0.05  # eta_a, of gate logits
-    dual_lr: float = 1.0  # eta_lambda, of the price of density
+    dual_lr: float = 1.0  # eta_lambda, of the dual of density
 
     def __post_init__(self) -> None:
         in_range("target_density", self.target_density, 0, 1, above=True)
@@ -99,7 +99,7 @@ class Gated:
         limit = self.logit_limit
         return {n: a.clamp(-limit, limit) for n, a in gate_logits.items()}
 
-    def closed_form(self, gate_logits: Params) -> Params:
+    def test_gates(self, gate_logits: Params) -> Params:
         """Gates at test time: medians, or the convention that leaves the temperature out."""
         beta = 1 if self.test_gate == "median" else self.gate.beta
         return {n: self.gate.median(a * beta) for n, a in gate_logits.items()}

@@ -4,9 +4,11 @@ Paper    "SpaFL: Communication-Efficient Federated Learning with Sparse Models a
          Overhead", 2024, Algorithm 1 (specification spafl).
 Symbols  w_k -> state.own.weights   tau -> thresholds   p -> mask   alpha -> sparsity_weight
          Delta -> change   nu -> importance_norm   eta -> lr
-Differs  text and released program disagree; the presets `paper` and `code` follow one each. Delta
+Differs  text and released program disagree; the presets `paper` and `code` follow one each, and
+         without a preset options are those of `code`, importance_norm="kernel" included. Delta
          is sent, though the paper does not count it, to clients that cannot know it. A reset layer
-         is open in all of an evaluation, not from its second mini-batch on.
+         is open in all of an evaluation, not from its second mini-batch on. Biases of masked layers
+         (fc of resnet8) stay and are never masked; the paper's masked layers have none.
 """
 
 import math
@@ -119,18 +121,13 @@ class SpaFL(ThresholdTraining, Method[Server, State, Down, Up]):
         own = self._heard(down, state, is_sampled=True)
         trained = self.train(own, state.moments, data, down.rounds, key)
         sent = trained.own.thresholds if self.share else {}
-        settled, mask = self.rule.settled(*trained.own)
+        settled, _ = self.rule.settled(*trained.own)
         after = State(
             Local(trained.own.weights, settled),
             down.thresholds if self.reaches_all else {},
             trained.moments if self.persist_momentum else (),
         )
-        shares = [int(m.count_nonzero()) / m.numel() for m in mask.values()]
-        values = {
-            "train_loss": trained.loss,
-            "density_layer_mean": sum(shares) / len(shares),
-            **self._flops(trained),
-        }
+        values = {"train_loss": trained.loss, **self._flops(trained, down.rounds)}
         metrics = Metrics(trained.processed, values, trained.mask)
         return Up(sent, self._norms(trained.own.weights)), after, metrics
 
@@ -185,7 +182,7 @@ class SpaFL(ThresholdTraining, Method[Server, State, Down, Up]):
         names = [n for norm in graph.norms if norm.space in after for n in norm.tensors]
         return {n: weights[n] for n in names if n not in self.task.buffers}
 
-    def _flops(self, trained: Trained) -> dict[str, float]:
+    def _flops(self, trained: Trained, rounds: int) -> dict[str, float]:
         """MACs by the appendix (c = 1 + 2 rho) and by the released program (c = 3 rho)."""
         dense = kept = 0.0
         for x in self.task.graph.layers:
@@ -194,7 +191,8 @@ class SpaFL(ThresholdTraining, Method[Server, State, Down, Up]):
             dense, kept = dense + x.macs, kept + share * x.macs
         rows = sum(len(t) for t in trained.own.thresholds.values())
         size = sum(w.numel() for n, w in trained.own.weights.items() if n not in self.task.buffers)
+        follows = self.importance and self.share and rounds > 0  # Delta is 0 in the first round
         return {
-            "macs_appendix": trained.processed * (dense + 2 * kept) + 1.5 * size * self.importance,
+            "macs_appendix": trained.processed * (dense + 2 * kept) + 1.5 * size * follows,
             "macs_code": trained.processed * 3 * kept + rows * trained.steps + size,
         }

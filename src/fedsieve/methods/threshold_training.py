@@ -66,7 +66,7 @@ class ThresholdTraining:
     weight_ste: bool = True  # weights get the gradient through their magnitude, pruned ones too
     ste: Slope = "identity"  # derivative in place of the step function's; window: within 1
     sparsity_weight: float = 0.002  # alpha
-    regulariser: Penalty = "exp"  # R(tau): exp(-tau) or 1 / (abs(tau) + 0.1)
+    regulariser: Penalty = "exp"  # R(tau): exp(-tau) or 1 / (max(tau, 0) + 0.1)
     reg_warmup: float | None = 1.0  # P: the regulariser counts sigmoid(10 round / P - 5)
     clamp: bool = False  # weights to [-1, 1] and thresholds to [0, 1] after every step
     reset_density: float = 0.01  # a layer this empty gets thresholds 0; 0 never

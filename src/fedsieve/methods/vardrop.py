@@ -184,8 +184,12 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         return model, parcel, Metrics(processed, figures, mask if self.clip_training else None)
 
     def _mean(self, senders: Sequence[Up], devices: int) -> Posterior:
-        """Line 3: sums over devices by their number; what is absent counts as 0."""
-        if senders and self.local_steps > 1 and self.share_alpha:  # precision-weighted: section 11
+        """Line 3: sums over devices by their number, in which what is absent counts as 0.
+
+        Posteriors after several local steps are pooled by precision instead, each weight over those
+        who sent it (section 11, point 6).
+        """
+        if senders and self.local_steps > 1 and self.share_alpha:
             sent = [Posterior(r.weights, r.log_variance) for r in senders]
             return variational.pool(sent, [r.mask for r in senders])
         return Posterior(

@@ -14,7 +14,10 @@ from fedsieve.models import shapes
 
 @dataclass(frozen=True)
 class Resnet8:
-    """One pre-activation block each of 16, 32 and 64 channels (WRN-10-1), final BatchNorm."""
+    """One pre-activation block each of 16, 32 and 64 channels (WRN-10-1), final BatchNorm.
+
+    The last layer has its bias, as in the count of SpaFL's baselines, also where it is masked.
+    """
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         channels, _, _ = shapes.image("resnet8", input_shape, smallest=8)

@@ -190,6 +190,18 @@ def _late(record: Record, name: str) -> float | None:
     return mean(found) if found else None
 
 
+def _best_local_density(record: Record) -> float | None:
+    """Of the round whose local accuracy is the largest, the first of equals."""
+    scored = [(row.local_accuracy, row) for row in record.rows if row.local_accuracy is not None]
+    return max(scored, key=lambda pair: pair[0])[1].local_density if scored else None
+
+
+def _per_client(record: Record, name: str) -> float | None:
+    """The sum over a client's rounds of a method's own figure, averaged over all clients."""
+    found = [row.clients * row.values[name] for row in record.rows if name in row.values]
+    return sum(found) / record.summary.num_clients if found else None
+
+
 def _paper_bytes(record: Record) -> int:
     return record.summary.up_paper_bytes + record.summary.down_paper_bytes
 
@@ -205,6 +217,7 @@ METRICS: dict[str, Callable[[Record], float | None]] = {
     "loss": lambda r: r.summary.loss,
     "density": lambda r: r.summary.density,
     "local_density": lambda r: r.summary.local_density,
+    "best_local_density": _best_local_density,
     "layer_mean_density": lambda r: r.summary.layer_mean_density,
     "expected_density": lambda r: r.summary.values.get("expected_density"),
     "true_discovery": lambda r: r.summary.true_discovery,
@@ -217,6 +230,8 @@ METRICS: dict[str, Callable[[Record], float | None]] = {
     "paper_gib": lambda r: _paper_bytes(r) / 2**30,
     "paper_gib_per_client": lambda r: _paper_bytes(r) / r.summary.num_clients / 2**30,
     "macs_per_client": lambda r: r.summary.flops_dense / r.summary.num_clients,
+    "macs_appendix_per_client": lambda r: _per_client(r, "macs_appendix"),
+    "macs_code_per_client": lambda r: _per_client(r, "macs_code"),
 }
 
 AnyRecipe: TypeAlias = Recipe | Calculated | Study

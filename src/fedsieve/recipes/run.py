@@ -133,7 +133,7 @@ def reproduce(
 
 
 def lines(recipe: Recipe, row: Row, tier: TierName, records: list[Record]) -> list[Line]:
-    """The figures of one row: those the tier or the paper expects, and those always shown."""
+    """The figures of one row: what the tier or the paper expects, and of `shown` what it has."""
     departure = recipe.departure(row, tier)
     expected: list[tuple[Expected, str]] = [
         *((x, "") for x in recipe.tiers[tier].expected.get(row.label, ())),
@@ -144,7 +144,7 @@ def lines(recipe: Recipe, row: Row, tier: TierName, records: list[Record]) -> li
         ours = measured([v for r in records if (v := METRICS[metric](r)) is not None])
         figures = [(x, d) for x, d in expected if x.metric == metric]
         found += [Line(row.label, metric, x, ours, judge(ours, x, d)) for x, d in figures]
-        if not figures:
+        if not figures and (ours is not None or not records):
             found.append(Line(row.label, metric, None, ours, judge(ours, None)))
     return found
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 
+import torch
 from torch import nn
 
 from fedsieve.core.keys import fold
@@ -62,6 +63,14 @@ def sizes(model: str, input_shape: tuple[int, ...], num_outputs: int) -> Sizes:
     counters = sum(isinstance(x, nn.BatchNorm1d | nn.BatchNorm2d) for x in layers)
     task = ModelTask(lambda: architecture.build(input_shape, num_outputs), "classes", input_shape)
     return Sizes(task, counters)
+
+
+@cache
+def trainable(model: str, input_shape: tuple[int, ...], num_outputs: int) -> int:
+    """All values of an architecture that have a gradient, counted without making any."""
+    with torch.device("meta"):
+        module = read_model(model).build(input_shape, num_outputs)
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def gbit(values: int | Decimal) -> Decimal:

@@ -1,0 +1,30 @@
+"""What every method must do, for options under which clients keep, hear or send other things."""
+
+import pytest
+
+import fedsieve
+from small import SETTINGS, same_in_a_pool, same_when_resumed
+
+VARIANTS = {
+    "broadcasts to all": {"method": "spafl", "preset": "paper", "epochs": 2},
+    "changes in place of gradients": {"method": "vardrop", "local_steps": 2},
+    "late parcels": {"method": "vardrop", "async_staleness": 1},
+}
+variants = pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+@variants
+def test_in_line_equals_pool_bit_for_bit(settings):
+    same_in_a_pool(settings)
+
+
+@variants
+def test_resumed_equals_uninterrupted_bit_for_bit(settings, tmp_path):
+    same_when_resumed(settings, tmp_path / "run")
+
+
+def test_some_parcels_are_late_and_some_were_on_their_way_at_the_interrupt():
+    """Else the variant would be the default: whoever waits trains nothing in that round."""
+    rows = fedsieve.run(**SETTINGS | VARIANTS["late parcels"]).rows
+    whole = rows[0].flops_dense  # in the first round all train
+    assert all(0 < row.flops_dense < whole for row in rows[1:])
