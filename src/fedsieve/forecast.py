@@ -45,7 +45,7 @@ class Forecast:
     round_seconds: float
     evaluation_seconds: float
     total_seconds: float
-    server_memory_bytes: int  # its state and a cohort's messages
+    server_memory_bytes: int  # its state and a cohort's messages, as sent and as read
     client_memory_bytes: int  # weights, working copy, gradient, moments and one mini-batch
     client_state_bytes: int  # kept for each client between rounds
     density: float
@@ -83,11 +83,19 @@ def forecast(job: Job) -> Forecast:
         round_seconds=seconds,
         evaluation_seconds=evaluation,
         total_seconds=seconds * config.rounds + evaluation * evaluations,
-        server_memory_bytes=tree.size_bytes(last.position.server) + last.row.up_bytes,
+        server_memory_bytes=tree.size_bytes(last.position.server)
+        + last.row.up_bytes
+        + _decoded_bytes(last),
         client_memory_bytes=_client_memory(job),
         client_state_bytes=state_bytes,
         density=last.row.density,
     )
+
+
+def _decoded_bytes(played: Played) -> int:
+    """What a cohort's replies take once they are read: places that were not sent are 0."""
+    lines = [x for f in played.frames if f.direction == "up" for x in inspect(f).lines]
+    return sum(line.size * (1 if line.role == "bits" else 4) for line in lines)
 
 
 def _direction(played: list[Played], name: Literal["up", "down"]) -> Direction:

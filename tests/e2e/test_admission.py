@@ -57,7 +57,7 @@ class Server:
     """A SuperLink with one honest node and a message for it, behind a door."""
 
     def __init__(self, folder, children, door):
-        make_all(folder / "keys", ["localhost"], nodes=1, days=1)
+        make_all(folder / "keys", ["localhost"], nodes=2, days=1)
         self.certs = folder / "keys" / "server"
         (folder / "secret").write_bytes(b"secret")
         inner, self.port = free_port(), free_port()
@@ -71,6 +71,8 @@ class Server:
         self.link.admit(own.public)
         self.link.admit(own.public)  # as after a restart: a key that is known is no error
         self.honest = self.fleet(own)
+        self.other = read_private(folder / "keys" / "node-1" / "node")  # admitted as well
+        self.link.admit(self.other.public)
         end = time.monotonic() + 120
         while True:
             try:
@@ -80,7 +82,6 @@ class Server:
                 assert time.monotonic() < end
                 time.sleep(0.2)
         self.carrier = GridCarrier(self.link.connect)
-        self.carrier.push({self.node: b"a secret parcel"}, 300)
 
     def fleet(self, key):
         """A node's own client, through the door."""
@@ -174,8 +175,13 @@ def test_a_key_that_nobody_registered_is_turned_away(server):
     assert 400 <= refused.value.response.status_code < 500
 
 
-def test_only_the_node_itself_can_read_its_messages(server):
+@pytest.mark.parametrize("is_admitted", [False, True])
+def test_only_the_node_itself_can_read_its_messages(server, is_admitted):
     thief, node = server.fleet(fresh_key()), Node(node_id=server.node)
+    if is_admitted:
+        thief = server.fleet(server.other)
+        assert thief.ActivateNode(_activation(server.other)).node_id != server.node
+    server.carrier.push({server.node: b"a secret parcel"}, 300)
     with pytest.raises(httpx.HTTPStatusError) as refused:
         thief.PullMessages(PullMessagesRequest(node=node))
     assert refused.value.response.status_code == 401
