@@ -91,8 +91,8 @@ def main() -> None:
             settings = {**SHARED, **own, "method": method, "rounds": given.rounds}
             if method in {"fediter_ht", "fedavg_prune"}:
                 settings["units"] = "weights(biases=true)"  # as FLoPS counts
-            if method == "fediter_ht" and own["model"] == "linear":
-                settings["start"] = "zero"
+            if method == "fediter_ht":
+                settings["start"] = "zero" if own["model"] == "linear" else "level"
             ((tuning, records),) = tune(
                 settings, read_space(space), given.root, trials=given.trials, seeds=given.seeds,
                 trial_seeds=1, metric="last",

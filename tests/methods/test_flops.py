@@ -35,9 +35,9 @@ def random_point(method, seed=3):
 def test_expanding_what_was_compressed_changes_nothing_if_all_is_kept(test_gate):
     method = small_job(method="flops_pa", target_density=1.0, test_gate=test_gate).method
     weights, logits = random_point(method)
-    model = method._compress(weights, logits, method.budget)
+    model = method._compress(weights, logits, method._chosen(weights, logits, method.budget))
     assert all(m.all() for m in model.mask.values())
-    again, logits_again = method._expand(model)
+    again, logits_again = method._expand(model.effective, model.all_gates)
     torch.testing.assert_close(again, weights)
     torch.testing.assert_close(logits_again, logits)
 
@@ -45,11 +45,11 @@ def test_expanding_what_was_compressed_changes_nothing_if_all_is_kept(test_gate)
 def test_what_is_left_out_of_a_message_is_zero_with_the_mean_gate():
     method = small_job(method="flops_pa", target_density=0.2).method
     weights, logits = random_point(method)
-    model = method._compress(weights, logits, method.budget)
+    model = method._compress(weights, logits, method._chosen(weights, logits, method.budget))
     medians = method.test_gates(logits)
     outside = torch.cat([medians[n][~m] for n, m in model.mask.items()])
     assert model.rest == pytest.approx(outside.mean().item())
-    again, logits_again = method._expand(model)
+    again, logits_again = method._expand(model.effective, model.all_gates)
     for name, mask in model.mask.items():
         torch.testing.assert_close(again[name], torch.where(mask, weights[name], 0))
         gates = method.test_gates(logits_again)[name]
@@ -66,7 +66,7 @@ def test_a_gate_that_was_sent_as_zero_is_not_taken_for_one_left_out():
         {"fc.weight": torch.tensor([[0.5, 0.0, 0.0]])},
         0.25,
     )
-    weights, logits = method._expand(model)
+    weights, logits = method._expand(model.effective, model.all_gates)
     torch.testing.assert_close(weights["fc.weight"], torch.tensor([[0.6, 0.0, 0.0]]))
     gates = method.test_gates(logits)["fc.weight"]
     torch.testing.assert_close(gates, torch.tensor([[0.5, 0.0, 0.25]]), rtol=0, atol=1e-6)
@@ -106,7 +106,8 @@ def test_a_client_of_flops_pa_pays_for_density_as_the_price_rises_by_hand():
     method, data, key = job.method, job.federation.batches(0), fold(1, "client")
     down = method.broadcast(method.init_server(fold(0)), 0, fold(0))
     up, _, _ = method.client_update(down, (), data, key)
-    weights, logits = method._expand(method.init_server(fold(0)).model)
+    start = method.init_server(fold(0)).model
+    weights, logits = method._expand(start.effective, start.all_gates)
     w, a, price = weights["fc.weight"], logits["fc.weight"], 0.0
     for step, batch in enumerate(data.work(key), 1):
         w, a = w.clone().requires_grad_(), a.clone().requires_grad_()
@@ -238,6 +239,29 @@ def test_a_density_below_what_closed_gates_leave_is_refused_with_the_way_out():
     with pytest.raises(ConfigError, match="logit_limit"):
         small_job(method="flops", target_density=0.04, logit_limit=math.log(100))
     small_job(method="flops", target_density=0.04, logit_limit=10)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "flops_pa"},
+        {"method": "fediter_ht", "start": "level", "units": "weights(biases=true)"},
+    ],
+    ids=lambda options: options["method"],
+)
+def test_a_sparse_start_leaves_out_no_layer_and_has_the_norms_of_a_dense_one(options):
+    job = small_job(model="mlp(hidden=[100, 10])", target_density=0.05, **options)
+    server = job.method.init_server(fold(0))
+    found = job.method.deploy(server, ())
+    dense = job.method.task.init_params(fold(fold(0), "weights"))
+    assert (
+        sum(int(w.count_nonzero()) for w in found.values())
+        == job.method.units.size(job.method.task.graph) * 5 // 100
+    )
+    for layer in job.method.task.graph.layers:
+        name = layer.weight
+        assert found[name].count_nonzero() > 0.02 * found[name].numel()
+        torch.testing.assert_close(found[name].norm(), dense[name].norm())
 
 
 def test_fed_ht_thresholds_the_average_alone():

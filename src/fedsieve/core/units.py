@@ -17,6 +17,8 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.graph import Layer, LayerGraph, Space
 from fedsieve.core.message import Mask, Params
 
+_TINY = 1e-12
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -133,6 +135,25 @@ class Channels:
 
 
 Units: TypeAlias = Weights | Channels
+
+
+def level(weights: Params) -> Params:
+    """Every tensor divided by its root mean square.
+
+    The largest of all initial weights would leave out whole layers, those with many inputs: a deep
+    net that starts without one has no gradient.
+    """
+    return {n: w / w.square().mean().sqrt().clamp(min=_TINY) for n, w in weights.items()}
+
+
+def regrown(weights: Params, left: Params) -> Params:
+    """Every tensor scaled so that what is `left` of it has the norm of the whole.
+
+    Otherwise signals fade from layer to layer of a sparse start.
+    """
+    return {
+        n: w * (w.norm() / norm) if (norm := left[n].norm()) > 0 else w for n, w in weights.items()
+    }
 
 
 def _layers(graph: LayerGraph) -> list[tuple[Layer, int]]:

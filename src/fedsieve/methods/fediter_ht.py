@@ -21,7 +21,7 @@ from fedsieve.core.method import Batches, Method, Metrics, Task, register
 from fedsieve.core.optimisers import Adam, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Constant, Schedule
-from fedsieve.core.units import Weights
+from fedsieve.core.units import Weights, level, regrown
 
 
 class Server(NamedTuple):
@@ -50,7 +50,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     thresholds_steps: ClassVar[bool] = True  # after every local step, not only after the average
     target_density: float = 0.1  # rho: share of what is thresholded that is kept
     units: Weights = Weights(biases=False)  # what is thresholded: weights, or their biases too
-    start: Literal["init", "zero"] = "init"  # the m largest of a usual initialisation, or all 0
+    start: Literal["init", "level", "zero"] = "init"  # the largest of all, of every layer, or all 0
     lr: float = 0.01  # client learning rate
     schedule: Schedule = Constant()  # of the client learning rate, over rounds
     optimiser: Optimiser = Adam()  # of the client; fresh in every round; the paper: sgd
@@ -65,6 +65,10 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
         if self.start == "zero":
             zeros = {n: torch.zeros_like(weights[n]) for n in self.units.shapes(self.task.graph)}
             return Server(weights | zeros, 0)
+        if self.start == "level":
+            chosen = self._largest(level(weights))
+            grown = regrown(weights, masks.apply(weights, chosen))
+            return Server(masks.apply(grown, chosen), 0)
         return Server(self._threshold(weights), 0)
 
     def init_client(self, client: int, key: Key) -> tuple[()]:
@@ -101,8 +105,11 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
 
     def _threshold(self, weights: Params) -> Params:
         """H_m: all but the m largest become 0."""
+        return masks.apply(weights, self._largest(weights))
+
+    def _largest(self, weights: Params) -> Mask:
         kept = masks.count_at(self.target_density, self.units.size(self.task.graph))
-        return masks.apply(weights, self.units.choose(self.task.graph, weights, kept))
+        return self.units.choose(self.task.graph, weights, kept)
 
     def _support(self, weights: Params) -> Mask:
         return masks.nonzero(weights, tuple(self.units.shapes(self.task.graph)))

@@ -8,9 +8,9 @@ Differs  gates in messages are medians, the paper draws them; clients count by e
          come from inverting the stretched sigmoid, the paper's plain logit is infinite at 0 and 1;
          the paper's scaling rule cannot prune (section 4): the additive one is the default. Other
          gates are not closed (closing=0): weights outside the mask start every round at 0, and
-         only open gates let them come back. Clipped gradients let one rate serve all tasks. With
-         `target_bytes` m follows from what messages really cost. The optional tuning on data of
-         the server (section 5, where it is off) is left out.
+         only open gates let them come back. The first message has as large a share and norm of
+         every layer, and gradients are clipped: one setting serves linear and deep models. With
+         `target_bytes` m follows from what messages really cost. There is no tuning by the server.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
 from fedsieve.core.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Constant, Schedule
+from fedsieve.core.units import level, regrown
 from fedsieve.methods.gated import GatedWeights
 
 
@@ -37,6 +38,12 @@ class Sparse(NamedTuple):
     effective: Params
     gates: Params
     rest: float
+
+    @property
+    def all_gates(self) -> Params:
+        """Gates that were not sent are the mean given for them; those of channels are sent as 0."""
+        sent, rest = self.mask, self.rest
+        return {n: torch.where(sent.get(n, g > 0), g, rest) for n, g in self.gates.items()}
 
 
 class Server(NamedTuple):
@@ -94,7 +101,10 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         weights = self.task.init_params(fold(key, "weights"))
         # Either way a weight takes about 9 bytes: two values, and what says where they belong.
         kept = self.budget if self.target_bytes is None else self._fitting(self.target_bytes / 18)
-        return Server(self._compress(weights, self.init_logits(key), kept), kept, 0.0, 0)
+        logits = self.init_logits(key)
+        chosen = self._chosen(level(weights), logits, kept)
+        grown = regrown(weights, self.cut(weights, self.test_gates(logits), chosen))
+        return Server(self._compress(grown, logits, chosen), kept, 0.0, 0)
 
     def init_client(self, client: int, key: Key) -> tuple[()]:
         return ()
@@ -111,7 +121,7 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
             gap = self.density(at.gate_logits) - target
             return self.loss(at.weights, at.gate_logits, batch, key) + at.dual["density"] * gap
 
-        weights, gate_logits = self._expand(Sparse(*down[:4]))
+        weights, gate_logits = self._expand(down.effective, Sparse(*down[:4]).all_gates)
         factor = self.schedule.factor(down.rounds)
         trained = local.train(
             lagrangian,
@@ -147,13 +157,9 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
         shares = [r.examples if self.weighting == "samples" else 1 for r in replies]
         pairs = list(zip(replies, shares, strict=True))
-        mean = Sparse(
-            {},
-            tree.weighted_mean((r.effective, share) for r, share in pairs),
-            tree.weighted_mean((_all_gates(Sparse(*r[:4])), share) for r, share in pairs),
-            0.0,
-        )
-        model = self._scale_and_compress(*self._expand(mean), server.kept)
+        effective = tree.weighted_mean((r.effective, share) for r, share in pairs)
+        gates = tree.weighted_mean((Sparse(*r[:4]).all_gates, share) for r, share in pairs)
+        model = self._scale_and_compress(*self._expand(effective, gates), server.kept)
         return server._replace(model=model, rounds=server.rounds + 1)
 
     def deploy(self, server: Server, state: tuple[()]) -> Params:
@@ -162,29 +168,30 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
     def _fitting(self, kept: float) -> int:
         return min(max(round(kept), 1), self.units.size(self.task.graph))
 
-    def _scale_and_compress(self, weights: Params, gate_logits: Params, kept: int) -> Sparse:
+    def _chosen(self, weights: Params, gate_logits: Params, kept: int) -> Mask:
+        """The gates of the m largest effective weights."""
         effective = self.effective(weights, self.test_gates(gate_logits))
-        chosen = self.units.choose(self.task.graph, effective, kept)
-        return self._compress(weights, self.scale(gate_logits, chosen), kept)
+        return self.units.choose(self.task.graph, effective, kept)
 
-    def _compress(self, weights: Params, gate_logits: Params, kept: int) -> Sparse:
+    def _scale_and_compress(self, weights: Params, gate_logits: Params, kept: int) -> Sparse:
+        scaled = self.scale(gate_logits, self._chosen(weights, gate_logits, kept))
+        return self._compress(weights, scaled, self._chosen(weights, scaled, kept))
+
+    def _compress(self, weights: Params, gate_logits: Params, chosen: Mask) -> Sparse:
         gates = self.test_gates(gate_logits)
-        effective = self.effective(weights, gates)
-        chosen = self.units.choose(self.task.graph, effective, kept)
         outside = torch.cat([g[~chosen[n]] for n, g in gates.items()])
         rest = outside.mean().item() if len(outside) else 0.0
         mask = self.units.cover(self.task.graph, chosen)
         effective = self.cut(weights, gates, chosen)
         return Sparse(mask, effective, masks.apply(gates, chosen), rest)
 
-    def _expand(self, model: Sparse) -> tuple[Params, Params]:
+    def _expand(self, effective: Params, gates: Params) -> tuple[Params, Params]:
         """Weights and gate logits of which these are the products and the medians.
 
         Algorithm 2 prints a product; with theta = w z only the quotient gives w back.
         """
-        gates = _all_gates(model)
         inverse = {n: torch.where(g > 0, 1 / g, 0) for n, g in gates.items()}
-        return self.effective(model.effective, inverse), self._invert(gates)
+        return self.effective(effective, inverse), self._invert(gates)
 
     def _invert(self, gates: Params) -> Params:
         beta = self.gate.beta
@@ -192,9 +199,3 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
             return {n: beta * torch.logit(g.clamp(0.01, 0.99)) for n, g in gates.items()}
         factor = 1 if self.test_gate == "median" else 1 / beta
         return {n: self.gate.invert(g) * factor for n, g in gates.items()}
-
-
-def _all_gates(model: Sparse) -> Params:
-    """Gates that were not sent are the mean given for them; those of channels are sent as 0."""
-    mask, rest = model.mask, model.rest
-    return {n: torch.where(mask.get(n, g > 0), g, rest) for n, g in model.gates.items()}
