@@ -62,17 +62,17 @@ def row(task: str, method: str, records: list[Record], **more: Any) -> dict[str,
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Every line with its rate, score and megabytes."""
+    """Every line with what was tried and found, its score and megabytes."""
     cells = [
         [
-            line["task"], line["method"],
+            line["task"], line["method"], str(line["rounds"]), str(line["trials"]),
             ", ".join(f"{n} {v:.2g}" if n == "lr" else str(v) for n, v in line["best"].items()),
-            f"{line['mean']:.3f} ± {line['deviation'] or 0:.3f}", f"{line['density']:.4f}",
-            f"{line['true_mb']:.2f}", f"{line['paper_mb']:.2f}",
+            f"{line['mean']:.3f} ± {line['deviation'] or 0:.3f}", f"{line['true_mb']:.2f}",
+            f"{line['paper_mb']:.2f}",
         ]
         for line in lines
     ]  # fmt: skip
-    head = ["task", "method", "found", "accuracy or F1", "density", "true MB", "MB by formula"]
+    head = ["task", "method", "rounds", "trials", "found", "score", "true MB", "MB by formula"]
     return markdown(head, cells)
 
 

@@ -17,7 +17,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.graph import Layer, LayerGraph, Space
 from fedsieve.core.message import Mask, Params
 
-_TINY = 1e-12
+_TINY, _DEEP = 1e-12, 2
 
 
 @dataclass(frozen=True)
@@ -137,20 +137,24 @@ class Channels:
 Units: TypeAlias = Weights | Channels
 
 
-def level(weights: Params) -> Params:
-    """Every tensor divided by its root mean square.
+def level(graph: LayerGraph, weights: Params) -> Params:
+    """In a deep net, every tensor divided by its root mean square.
 
     The largest of all initial weights would leave out whole layers, those with many inputs: a deep
     net that starts without one has no gradient.
     """
+    if len(graph.layers) < _DEEP:
+        return weights
     return {n: w / w.square().mean().sqrt().clamp(min=_TINY) for n, w in weights.items()}
 
 
-def regrown(weights: Params, left: Params) -> Params:
-    """Every tensor scaled so that what is `left` of it has the norm of the whole.
+def regrown(graph: LayerGraph, weights: Params, left: Params) -> Params:
+    """In a deep net, every tensor scaled so that what is `left` of it has the norm of the whole.
 
     Otherwise signals fade from layer to layer of a sparse start.
     """
+    if len(graph.layers) < _DEEP:
+        return weights
     return {
         n: w * (w.norm() / norm) if (norm := left[n].norm()) > 0 else w for n, w in weights.items()
     }

@@ -66,8 +66,8 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
             zeros = {n: torch.zeros_like(weights[n]) for n in self.units.shapes(self.task.graph)}
             return Server(weights | zeros, 0)
         if self.start == "level":
-            chosen = self._largest(level(weights))
-            grown = regrown(weights, masks.apply(weights, chosen))
+            chosen = self._largest(level(self.task.graph, weights))
+            grown = regrown(self.task.graph, weights, masks.apply(weights, chosen))
             return Server(masks.apply(grown, chosen), 0)
         return Server(self._threshold(weights), 0)
 

@@ -8,9 +8,9 @@ Differs  gates in messages are medians, the paper draws them; clients count by e
          come from inverting the stretched sigmoid, the paper's plain logit is infinite at 0 and 1;
          the paper's scaling rule cannot prune (section 4): the additive one is the default. Other
          gates are not closed (closing=0): weights outside the mask start every round at 0, and
-         only open gates let them come back. The first message has as large a share and norm of
-         every layer, and gradients are clipped: one setting serves linear and deep models. With
-         `target_bytes` m follows from what messages really cost. There is no tuning by the server.
+         only open gates let them come back. The first message of a deep net has a like share of
+         every layer and its norm, and gradients are clipped: one setting serves linear and deep
+         models. `target_bytes`: m follows from what messages cost. The server tunes nothing.
 """
 
 from collections.abc import Sequence
@@ -102,8 +102,9 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         # Either way a weight takes about 9 bytes: two values, and what says where they belong.
         kept = self.budget if self.target_bytes is None else self._fitting(self.target_bytes / 18)
         logits = self.init_logits(key)
-        chosen = self._chosen(level(weights), logits, kept)
-        grown = regrown(weights, self.cut(weights, self.test_gates(logits), chosen))
+        graph = self.task.graph
+        chosen = self._chosen(level(graph, weights), logits, kept)
+        grown = regrown(graph, weights, self.cut(weights, self.test_gates(logits), chosen))
         return Server(self._compress(grown, logits, chosen), kept, 0.0, 0)
 
     def init_client(self, client: int, key: Key) -> tuple[()]:
