@@ -156,8 +156,7 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         return server._replace(kept=self._fitting(server.kept * factor), spent=spent)
 
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
-        shares = [r.examples if self.weighting == "samples" else 1 for r in replies]
-        pairs = list(zip(replies, shares, strict=True))
+        pairs = [(r, r.examples if self.weighting == "samples" else 1) for r in replies]
         effective = tree.weighted_mean((r.effective, share) for r, share in pairs)
         gates = tree.weighted_mean((Sparse(*r[:4]).all_gates, share) for r, share in pairs)
         model = self._scale_and_compress(*self._expand(effective, gates), server.kept)
@@ -182,9 +181,8 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         gates = self.test_gates(gate_logits)
         outside = torch.cat([g[~chosen[n]] for n, g in gates.items()])
         rest = outside.mean().item() if len(outside) else 0.0
-        mask = self.units.cover(self.task.graph, chosen)
-        effective = self.cut(weights, gates, chosen)
-        return Sparse(mask, effective, masks.apply(gates, chosen), rest)
+        mask, left = self.units.cover(self.task.graph, chosen), self.cut(weights, gates, chosen)
+        return Sparse(mask, left, masks.apply(gates, chosen), rest)
 
     def _expand(self, effective: Params, gates: Params) -> tuple[Params, Params]:
         """Weights and gate logits of which these are the products and the medians.
