@@ -173,6 +173,17 @@ def test_delicious_has_500_words_and_983_tags(loaded):
     assert (data.y.sum(1) > 0).float().mean() > 0.99
 
 
+def test_delicious_may_be_cut_to_its_most_frequent_labels(loaded):
+    whole, cut = loaded("delicious"), loaded("delicious(labels=103)")
+    assert cut.num_outputs == cut.y.shape[1] == cut.y_test.shape[1] == 103
+    often = sorted(whole.y.sum(0).tolist(), reverse=True)
+    assert sorted(cut.y.sum(0).tolist(), reverse=True) == often[:103]
+    places = [int((whole.y == column[:, None]).all(0).nonzero()[0]) for column in cut.y.T[:5]]
+    assert places == sorted(places)
+    for place, column in zip(places, cut.y_test.T, strict=False):
+        assert torch.equal(whole.y_test[:, place], column)
+
+
 def test_rcv1_rows_have_unit_norm(loaded):
     data = loaded("rcv1_small")
     assert data.input_shape == (47236,)

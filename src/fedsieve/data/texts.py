@@ -80,19 +80,25 @@ class Delicious:
         ("delicious/delicious-train.arff.gz", "delicious/delicious-test.arff.gz"),
     )
     origin: ClassVar[str] = "delicious (Tsoumakas, Katakis, Vlahavas 2008; Mulan collection)"
+    labels: int = 983  # the most frequent ones in training data; others are left out
+
+    def __post_init__(self) -> None:
+        in_range("delicious: labels", self.labels, 1, 983)
 
     def load(self, files: Paths) -> Dataset:
         train, test = (
             torch.from_numpy(readers.sparse_arff(files[name])) for name in self.layouts[0]
         )
+        often = train[:, _DELICIOUS_WORDS:].sum(0).argsort(descending=True, stable=True)
+        kept = _DELICIOUS_WORDS + often[: self.labels].sort().values
         return Dataset(
             name="delicious",
             x=train[:, :_DELICIOUS_WORDS].contiguous(),
-            y=train[:, _DELICIOUS_WORDS:].contiguous(),
+            y=train[:, kept],
             x_test=test[:, :_DELICIOUS_WORDS].contiguous(),
-            y_test=test[:, _DELICIOUS_WORDS:].contiguous(),
+            y_test=test[:, kept],
             kind="labels",
-            num_outputs=train.shape[1] - _DELICIOUS_WORDS,
+            num_outputs=self.labels,
             layout="rows",
         )
 
