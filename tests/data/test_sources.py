@@ -173,8 +173,9 @@ def test_delicious_has_500_words_and_983_tags(loaded):
     assert (data.y.sum(1) > 0).float().mean() > 0.99
 
 
-def test_delicious_may_be_cut_to_its_most_frequent_labels(loaded):
-    whole, cut = loaded("delicious"), loaded("delicious(labels=103)")
+def test_delicious_may_be_cut_to_its_most_frequent_labels(loaded, data_root):
+    whole = loaded("delicious")
+    cut = sources.load("delicious(labels=103)", data_root, KEY)
     assert cut.num_outputs == cut.y.shape[1] == cut.y_test.shape[1] == 103
     often = sorted(whole.y.sum(0).tolist(), reverse=True)
     assert sorted(cut.y.sum(0).tolist(), reverse=True) == often[:103]
