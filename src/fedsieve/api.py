@@ -87,7 +87,8 @@ def run(
                 f"--replay plays a run with its own settings: leave out --resume and all but "
                 f"{', '.join(sorted(REPLAYABLE))} (and --out)."
             )
-        return _replayed(Path(replay), folder, watcher, changed)
+        own = dataset if isinstance(dataset, Dataset) else None
+        return _replayed(Path(replay), folder, watcher, changed, own)
     if resume:
         named = settings_of(folder, named)
     config = make(named)
@@ -155,7 +156,11 @@ def play(
 
 
 def _replayed(
-    path: Path, folder: RunFolder | None, watcher: Watcher | None, changed: dict[str, Any]
+    path: Path,
+    folder: RunFolder | None,
+    watcher: Watcher | None,
+    changed: dict[str, Any],
+    dataset: Dataset | None,
 ) -> Result:
     record = RunFolder(path)
     if not record.is_begun:
@@ -163,7 +168,7 @@ def _replayed(
     rows = {row.round: row for row in record.rows()}
     config = make(configuration.read_toml(path / "config.toml") | changed)
     with one_thread():
-        job = build(replace(config, rounds=len(rows) or config.rounds))
+        job = build(replace(config, rounds=len(rows) or config.rounds), dataset)
         return play(job, folder, resume=False, watcher=watcher or Watcher(), record=rows)
 
 

@@ -6,7 +6,6 @@
 The SuperLink and the gate are children of this process and are started again if they end.
 """
 
-import json
 import logging
 import os
 import secrets
@@ -18,11 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import torch
 
-from fedsieve import api
+from fedsieve import api, traffic
 from fedsieve.api import Watcher, one_thread, settings_of
 from fedsieve.config import make, to_toml
 from fedsieve.core.errors import ConfigError
@@ -130,7 +128,7 @@ def deploy(
         def nodes(job: Job, states: Path) -> Iterator[Engine]:
             with _connected(server, job, keys, out / "deploy") as remote:
                 yield Engine(receipts(states), remote)
-                _report(out, remote)
+                traffic.report(out, remote, remote.link)
 
         return api.play(
             job,
@@ -217,7 +215,6 @@ def _superlink(server: Server, folder: Path, children: Children) -> SuperLink:
         key=key,
         traffic=str(folder / "tcp.json"),
     )
-    (folder / "tcp.json").unlink(missing_ok=True)
     blob.write(folder / "gate.json", msgspec.json.encode(settings))
     children.keep(gate_command(folder / "gate.json"), folder / "gate.log", folder)
     return link
@@ -263,30 +260,6 @@ def _wait_for_nodes(remote: Remote, server: Server, num_clients: int) -> None:
         if len(present) >= wanted:
             return
         time.sleep(0.5)
-
-
-def _report(out: Path, remote: Connected) -> None:
-    """What parcels, Flower and TCP took beside the payload, in the rounds of this server."""
-    tcp, first = out / "deploy" / "tcp.json", remote.first_round
-    try:
-        flower = dict(zip(("up", "down"), remote.link.traffic(), strict=True))
-    except httpx.HTTPError as error:
-        log.warning("the SuperLink does not say what it has sent: %s", error)
-        flower = None
-    rows = [json.loads(line) for line in (out / "messages.jsonl").open()] if first else []
-    rows = [row for row in rows if row["round"] >= first]
-    payload = {
-        way: sum(row["total_bytes"] for row in rows if row["direction"] == way)
-        for way in ("up", "down")
-    }
-    report = {
-        "rounds": [rows[0]["round"], rows[-1]["round"]] if rows else [],
-        "payload": payload,
-        "parcels": dict(remote.parcel_bytes),
-        "flower": flower,
-        "tcp": json.loads(tcp.read_text()) if tcp.exists() else None,
-    }
-    blob.write(out / "traffic.json", json.dumps(report, indent=2).encode() + b"\n")
 
 
 def _once(path: Path, make_text: Callable[[], str]) -> str:

@@ -6,10 +6,13 @@ import pytest
 
 from fedsieve import library
 from fedsieve.api import Watcher
+from fedsieve.config import make
 from fedsieve.core.errors import ConfigError, DataError
+from fedsieve.job import canonical
 from fedsieve.recipes.em_fashion_mnist import recipe as em
 from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
 from fedsieve.recipes.recipe import (
+    TIERS,
     AtLeast,
     AtMost,
     Expected,
@@ -22,6 +25,7 @@ from fedsieve.recipes.recipe import (
     judge,
     measured,
     register,
+    registered,
 )
 from fedsieve.recipes.run import reproduce
 from fedsieve.recipes.sizes import GREY28, sizes
@@ -180,6 +184,14 @@ def test_the_full_tier_of_em_is_the_stated_setting():
         assert not em.departure(row, "full")
         assert em.datasets("small") == em.datasets("full") == ("fashion_mnist",)
     assert em.datasets("smoke") == ("digits",)
+
+
+@pytest.mark.parametrize("name", [n for n, r in registered().items() if isinstance(r, Recipe)])
+def test_every_tier_has_settings_that_can_be_run(name):
+    recipe = find(name)
+    for tier in (t for t in TIERS if t in recipe.tiers):
+        for row in recipe.rows:
+            canonical(make({**recipe.settings(row, tier), "seed": 0}))
 
 
 def test_single_rows_of_a_tier_may_have_settings_of_their_own():

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedsieve.cli.matching import show_matching
 from fedsieve.core.errors import DataError
+from fedsieve.engines.folder import complete_lines
 from fedsieve.ledger.bytes import Sent, Traffic, total
 from fedsieve.pieces import is_matching
 from fedsieve.wire.inspect import Inspection, inspect, read_frame
@@ -77,10 +78,9 @@ def _run(folder: Path) -> None:
     if not ledger.exists():
         raise DataError(f"{folder}: no messages.jsonl there; is it a run folder?")
     by_round: defaultdict[int, list[Sent]] = defaultdict(list)
-    for text in ledger.read_bytes().splitlines(keepends=True):
-        if text.endswith(b"\n"):  # a running job may be writing the last one
-            message = msgspec.json.decode(text, type=Sent)
-            by_round[message.round].append(message)
+    for text in complete_lines(ledger):
+        message = msgspec.json.decode(text, type=Sent)
+        by_round[message.round].append(message)
     everything = [message for messages in by_round.values() for message in messages]
     table = Table(
         "round", "way", "messages", "bytes", "header", "masks", "values", "paper", box=None

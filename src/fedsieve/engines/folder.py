@@ -157,18 +157,17 @@ class RunFolder:
 
     def rows(self) -> list[Row]:
         """All rounds that were finished."""
-        path = self.path / "rounds.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        return [msgspec.json.decode(line, type=Row) for line in lines if line.endswith(b"\n")]
+        lines = complete_lines(self.path / "rounds.jsonl")
+        return [msgspec.json.decode(line, type=Row) for line in lines]
 
     def load(self, server_kind: type, stores: Stores) -> tuple[Position | None, list[Row]]:
         """The newest checkpoint that rows reach, and the rows up to it; (None, []) without one."""
-        reached = len(self.rows())
-        found = [path for path in self._found() if int(path.name) <= reached]
+        every, reached = self._found(), len(self.rows())
+        found = [path for path in every if int(path.name) <= reached]
         if not found:
             self._cut(0)
             return None, []
-        for newer in self._found()[len(found) :]:
+        for newer in every[len(found) :]:
             shutil.rmtree(newer)
         saved = self._saved(found[-1])
         for name, store in stores._asdict().items():
@@ -235,12 +234,17 @@ class RunFolder:
                 path.unlink()
         for name in _LINES:
             path = self.path / name
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            kept = [x for x in lines if x.endswith(b"\n") and json.loads(x)["round"] <= done]
+            kept = [x for x in complete_lines(path) if json.loads(x)["round"] <= done]
             blob.write(path, b"".join(kept))
             if name == "rounds.jsonl":
                 rows = [msgspec.json.decode(line, type=Row) for line in kept]
         return rows
+
+
+def complete_lines(path: Path) -> list[bytes]:
+    """Lines that were written whole: the last one may be being written, or cut off by a crash."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith(b"\n")]
 
 
 def kept_supports(run: Path) -> list[Path]:

@@ -134,7 +134,7 @@ def off_proxy() -> dict[str, str]:
 
 
 def _start(kept: _Kept) -> subprocess.Popen[bytes]:
-    environment = os.environ | _QUIET | off_proxy() | {"FLWR_HOME": str(kept.home / "flwr")}
+    environment = os.environ | _QUIET | {"FLWR_HOME": str(kept.home / "flwr")}
     with kept.log.open("ab") as file:
         return subprocess.Popen(  # noqa: S603 - our own command
             kept.command,
