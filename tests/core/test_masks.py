@@ -90,3 +90,11 @@ def test_density_is_the_share_kept_over_all_tensors():
     assert masks.density({"a": torch.zeros(3).bool()}) == 0
     assert masks.density({"a": torch.ones(3).bool()}) == 1
     assert masks.density({}) == 1  # nothing may be cut: everything is kept
+
+
+def test_apply_keeps_the_layout_of_values_whatever_that_of_the_mask_is():
+    kernel = torch.randn(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
+    mask = torch.rand(4, 3, 5, 5) < 0.5
+    left = masks.apply({"conv": kernel}, {"conv": mask})["conv"]
+    assert left.stride() == kernel.stride() != mask.stride()
+    assert torch.equal(left, torch.where(mask, kernel, 0))

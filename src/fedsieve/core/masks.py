@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsieve.core.message import Mask, Params
 
@@ -35,8 +36,16 @@ def nonzero(params: Params, names: tuple[str, ...]) -> Mask:
 
 
 def apply(params: Params, mask: Mask) -> Params:
-    """The parameters with masked-out values set to 0; tensors without a mask pass as they are."""
-    return {n: torch.where(mask[n], v, 0) if n in mask else v for n, v in params.items()}
+    """The parameters with masked-out values set to 0; tensors without a mask pass as they are.
+
+    Values keep their memory layout, which convolutions are faster with, whatever the masks' is.
+    """
+    return {n: torch.where(_laid_like(v, mask[n]), v, 0) if n in mask else v for n, v in params.items()}
+
+
+def _laid_like(value: Tensor, mask: Tensor) -> Tensor:
+    same = mask.stride() == value.stride()
+    return mask if same else torch.empty_like(value, dtype=torch.bool).copy_(mask)
 
 
 def density(mask: Mask) -> float:
