@@ -40,7 +40,9 @@ def apply(params: Params, mask: Mask) -> Params:
 
     Values keep their memory layout, which convolutions are faster with, whatever the masks' is.
     """
-    return {n: torch.where(_laid_like(v, mask[n]), v, 0) if n in mask else v for n, v in params.items()}
+    return {
+        n: torch.where(_laid_like(v, mask[n]), v, 0) if n in mask else v for n, v in params.items()
+    }
 
 
 def _laid_like(value: Tensor, mask: Tensor) -> Tensor:
