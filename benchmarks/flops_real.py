@@ -40,12 +40,6 @@ SPACES = {
     "fedavg_prune": ["lr=log(0.01,1)"],
     "flops_pa_central": ["lr=log(0.05,2)"],
 }
-MANY_LABELS = {  # the loss is a mean over labels, and so are gradients
-    "flops_pa": ["lr=log(0.5,20)"],
-    "fediter_ht": ["lr=log(0.003,1)", "optimiser=choice(sgd,adam)"],
-    "fedavg_prune": ["lr=log(0.5,20)"],
-    "flops_pa_central": ["lr=log(0.5,20)"],
-}
 
 
 def row(task: str, method: str, records: list[Record], **more: Any) -> dict[str, Any]:
@@ -93,8 +87,7 @@ def main() -> None:
     given = parser.parse_args()
     lines = []
     for task, own in TASKS.items():
-        spaces = MANY_LABELS if "delicious" in task else SPACES
-        for method, space in spaces.items() if given.only in task else ():
+        for method, space in SPACES.items() if given.only in task else ():
             settings = {**SHARED, **own, "method": method, "rounds": given.rounds}
             if method in {"fediter_ht", "fedavg_prune"}:
                 settings["units"] = "weights(biases=true)"  # as FLoPS counts

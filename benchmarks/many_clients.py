@@ -3,16 +3,19 @@
     python benchmarks/many_clients.py [--rounds 60] [--steps 10] [--ram-mb 1000]
 
 SpaFL keeps a LeNet-5 and its momentum (3.4 MB) on every client. Two federations over Fashion-MNIST,
-100 and 10,000 clients, 10 a round, every client doing the same steps of 6 examples; what client
-states take beyond the given memory lies on disk.
+100 and 10,000 clients, 10 a round, every client doing the same steps of 6 examples, take turns
+round by round, so that noise of the machine meets both; what client states take beyond the given
+memory lies on disk.
 """
 
 import argparse
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -38,25 +41,22 @@ def resident_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def measure(clients: int, rounds: int, chosen: dict[str, int]) -> float:
-    """Print memory over rounds; the median CPU seconds of a round in the second half."""
+class Turn(NamedTuple):
+    seconds: float  # CPU time of the round
+    states_mb: float
+
+
+def turns(clients: int, rounds: int, chosen: dict[str, int]) -> Iterator[Turn]:
+    """The rounds of a federation, one at a time."""
     numbers = {"clients": clients, "rounds": rounds + 1, "eval_every": 10**9}
     job = build(make(SETTINGS | numbers | chosen))
-    seconds, before = [], time.process_time()
     with tempfile.TemporaryDirectory() as folder, open_rounds(job, Path(folder)) as loop:
-        for played in loop.play(loop.start()):
-            now = time.process_time()
-            seconds.append(now - before)
-            number = played.position.done
-            if number % (rounds // 6) == 0:
-                held = len(loop.stores.states.known())
-                print(f"{clients:6d} clients, round {number:3d}: {resident_mb():6.0f} MB resident, "
-                      f"{3.4 * held:6.0f} MB of states, {median(seconds[-5:]):.2f} s CPU a round",
-                      flush=True)  # fmt: skip
-            if number == rounds:  # the last round would evaluate every client
-                break
-            before = time.process_time()
-    return median(seconds[rounds // 2 :])
+        play = loop.play(loop.start())
+        for _ in range(rounds):  # the last round would evaluate every client
+            started = time.process_time()
+            next(play)
+            seconds = time.process_time() - started
+            yield Turn(seconds, 3.4 * len(loop.stores.states.known()))
 
 
 def main() -> None:
@@ -67,8 +67,15 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     chosen = {"steps": given.steps, "state_ram_mb": given.ram_mb}
-    few, many = (measure(clients, given.rounds, chosen) for clients in (100, 10_000))
-    print(f"round of 10,000 clients / round of 100 clients: {many / few:.2f} (CPU time)")
+    pairs: list[tuple[Turn, Turn]] = []
+    for few, many in zip(*(turns(n, given.rounds, chosen) for n in (100, 10_000)), strict=True):
+        pairs.append((few, many))
+        if len(pairs) % max(given.rounds // 6, 1) == 0:
+            print(f"round {len(pairs):3d}: {resident_mb():5.0f} MB resident, states "
+                  f"{few.states_mb:4.0f} + {many.states_mb:4.0f} MB, CPU seconds of a round "
+                  f"{few.seconds:.2f} and {many.seconds:.2f}", flush=True)  # fmt: skip
+    ratio = median(many.seconds / few.seconds for few, many in pairs[given.rounds // 2 :])
+    print(f"round of 10,000 clients / of 100 clients: {ratio:.2f} (CPU time, median of pairs)")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ class Point(NamedTuple):
 class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """A round of local steps on weights and gates between two sparse messages."""
 
+    lr: float = 1.5  # eta_w, of weights: with clipped gradients a step goes no further than this
     target_bytes: int | None = None  # of a client's two messages, a round; replaces target_density
     inverse: Literal["stretched", "plain"] = "stretched"  # gates to logits; the paper: plain
     schedule: Schedule = Constant()  # of both learning rates, over rounds

@@ -123,7 +123,9 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         statistics = tree.weighted_mean((r.statistics, 1) for r in replies)
         senders = [r for r in replies if r.mask]
         votes = {
-            n: torch.stack([r.mask[n] for r in senders]).sum(0) for n in server.kept if senders
+            n: torch.stack([r.mask[n] for r in senders]).sum(0, dtype=torch.int32)
+            for n in server.kept
+            if senders
         }
         return Server(
             model=server.model.with_weights(statistics),

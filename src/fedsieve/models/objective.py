@@ -73,21 +73,26 @@ class Binary:
 class Labels:
     """Any number of labels: binary cross-entropy, micro-F1 of labels with probability over 1/2.
 
-    Tally: true positives, labels predicted, labels present, loss, entries.
+    The loss of an example is summed over its labels, as its log-likelihood is: priors then weigh
+    the same against it as for classes, and so do learning rates.
+    Tally: true positives, labels predicted, labels present, loss, examples.
     """
 
     sums = 5
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         _same_shape(outputs, y)
-        return functional.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype))
+        total = functional.binary_cross_entropy_with_logits(
+            outputs, y.to(outputs.dtype), reduction="sum"
+        )
+        return total / y.shape[0]
 
     def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
         _same_shape(outputs, y)
         logits, present = outputs.double(), y.double()
         predicted = (logits > 0).double()
         loss = functional.binary_cross_entropy_with_logits(logits, present, reduction="sum")
-        return _sums((predicted * present).sum(), predicted.sum(), present.sum(), loss, y.numel())
+        return _sums((predicted * present).sum(), predicted.sum(), present.sum(), loss, y.shape[0])
 
     def score(self, tally: Tensor) -> float:
         return float(2 * tally[0] / (tally[1] + tally[2]))
