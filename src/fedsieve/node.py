@@ -1,6 +1,5 @@
 """`fedsieve node`: one client of a deployment, with its own data and its own states."""
 
-import fcntl
 import logging
 import os
 import secrets
@@ -9,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from fedsieve.api import one_thread
 from fedsieve.config import make
@@ -89,21 +90,19 @@ def run(node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
 def claimed(store: Path, client: int) -> Iterator[None]:
     """The folder of one client, and of one process at a time."""
     store.mkdir(parents=True, exist_ok=True)
-    with (store / "client").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(f"--store {store}: another node uses it now.") from error
-        file.seek(0)
-        owner = file.read()
-        if owner not in {"", str(client)}:
+    path = store / "client"
+    try:
+        held = FileLock(store / "lock").acquire(timeout=0)
+    except Timeout as error:
+        raise ConfigError(f"--store {store}: another node uses it now.") from error
+    with held:
+        owner = path.read_text() if path.exists() else str(client)
+        if owner != str(client):
             raise ConfigError(
                 f"--store {store}: it holds the states of client {owner}, not of {client}. "
                 "Give every client a folder of its own."
             )
-        file.truncate(0)
-        file.write(str(client))
-        file.flush()
+        path.write_text(owner)
         yield
 
 

@@ -40,12 +40,39 @@ DIGITS: Settings = {  # section 10 of the specification with fewer epochs
     "eval_every": 50,
 }
 SMALL: Settings = {
+    "batch_size": 32,
     "init_from": None,
     "lr": 2e-3,
-    "variance_lr": 0.08,
-    "schedule": "linear(until=240, floor=0.05)",
-    "eval_every": 40,
-    "checkpoint_every": 80,
+    "eval_every": 50,
+    "checkpoint_every": 200,
+}
+
+
+@dataclass(frozen=True)
+class Length:
+    """Steps of the tier `small`, the same for any number of devices: log alpha climbs by steps."""
+
+    dense: int  # of a dense run
+    rounds: int
+    warmup: int
+    ramp: int
+    variance_lr: float
+    floor: float  # share of the rates left at the end
+
+    def settings(self, *, is_dense: bool) -> Settings:
+        rounds = self.dense if is_dense else self.rounds
+        return {
+            "rounds": rounds,
+            "warmup": rounds if is_dense else self.warmup,
+            "ramp": self.ramp,
+            "variance_lr": self.variance_lr,
+            "schedule": f"linear(until={rounds}, floor={self.floor})",
+        }
+
+
+LENGTHS = {
+    "mnist": Length(1500, 700, warmup=100, ramp=150, variance_lr=0.025, floor=0.05),
+    "fashion_mnist": Length(3000, 1200, warmup=300, ramp=300, variance_lr=0.02, floor=0.02),
 }
 
 
@@ -64,10 +91,14 @@ class Bench:
     def rounds(self, epochs: float, devices: int) -> int:
         return round(epochs * self.examples / (devices * BATCH))
 
-    def dense_gib(self, devices: int) -> float:
-        """What one of so many devices sends and receives in a dense run (section 6)."""
+    def gib(self, rounds: int) -> float:
+        """What a device sends and receives in so many dense rounds (section 6)."""
         values = 2 * trainable(self.model, self.input_shape, self.outputs)
-        return float(gib(values * self.rounds(self.dense_epochs, devices)))
+        return float(gib(values * rounds))
+
+    def dense_gib(self, devices: int) -> float:
+        """What one of so many devices sends and receives in a dense run of the paper's length."""
+        return self.gib(self.rounds(self.dense_epochs, devices))
 
 
 @dataclass(frozen=True)
@@ -137,12 +168,15 @@ def table(
     tiers: dict[TierName, Tier] = {
         "smoke": Tier(
             settings=DIGITS,
-            own=_lengths(rows, rounds=270, warmup=68, ramp=90),
+            own={row.label: _on_digits(row) for row in rows},
             expected=_smoke_figures(rows),
         )
     }
     if small is not None:
-        lengths = _lengths(rows, rounds=240, warmup=40, ramp=40)
+        lengths = {
+            row.label: LENGTHS[str(row.settings["dataset"])].settings(is_dense=_is_dense(row))
+            for row in rows
+        }
         tiers["small"] = Tier(settings=SMALL, own=lengths, expected=small)
     return Recipe(
         name=name,
@@ -154,12 +188,8 @@ def table(
     )
 
 
-def _lengths(rows: tuple[Row, ...], rounds: int, warmup: int, ramp: int) -> dict[str, Settings]:
-    """The same for any number of devices: log alpha climbs by steps. Dense rows stay dense."""
-    return {
-        row.label: {"rounds": rounds, "warmup": rounds if _is_dense(row) else warmup, "ramp": ramp}
-        for row in rows
-    }
+def _on_digits(row: Row) -> Settings:
+    return {"rounds": 270, "warmup": 270 if _is_dense(row) else 68, "ramp": 90}
 
 
 def _smoke_figures(rows: tuple[Row, ...]) -> dict[str, tuple[Expected, ...]]:
