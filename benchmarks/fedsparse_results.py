@@ -11,14 +11,14 @@ the mean of the last ten. Budgets are a quarter, a half and all of what FedAvg s
 import json
 import sys
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from fedsieve import library
 from fedsieve.ledger.rows import Row
 from fedsieve.recipes.recipe import Recipe, find
 from spafl_results import series
-from table import markdown
+from table import markdown, spread
 
 Points = list[dict[str, Any]]
 LAST = 10
@@ -51,19 +51,13 @@ def sent(point: dict[str, Any]) -> float:
     return float(point["up_bytes"] + point["down_bytes"]) / 1e6
 
 
-def spread(values: list[float]) -> str:
-    """Percent, mean and sample standard deviation."""
-    around = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * mean(values):.1f}{around} %"
-
-
 def line(label: str, runs: list[Points]) -> list[str]:
     """One row of a table: scores as means over the points, then over seeds."""
     scores = [
-        spread([mean(p[name] for p in points) for points in runs])
+        spread([100 * mean(p[name] for p in points) for points in runs], 1, " %")
         for name in ("global_accuracy", "local_accuracy")
     ]
-    sparsity = spread([1 - points[-1]["density"] for points in runs])
+    sparsity = spread([100 * (1 - points[-1]["density"]) for points in runs], 1, " %")
     megabytes = f"{mean(sent(points[-1]) for points in runs):.0f}"
     return [label, str(len(runs)), megabytes, *scores, sparsity]
 

@@ -19,7 +19,7 @@ from scipy import stats
 
 from fedsieve.library import run_hash
 from fedsieve.recipes.recipe import Study, TierName, Trial, find
-from table import markdown
+from table import markdown, spread
 
 SEEDS = range(10)
 TIERS: tuple[TierName, ...] = ("small", "smoke")
@@ -58,12 +58,6 @@ def table(trials: list[Trial]) -> str:
         lines.append([row, *figures, *paired(scores, base)])
     head = ["row", "accuracy", "min - max", "atoms", "against PFNM", "t", "ranks", "ahead"]
     return markdown(head, lines)
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Mean and sample standard deviation."""
-    around = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{around}"
 
 
 def paired(scores: list[float], base: list[float]) -> list[str]:

@@ -11,7 +11,7 @@ import json
 import sys
 from collections import defaultdict
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from fedsieve.config import make, read_toml
 from fedsieve.core.options import spell
 from fedsieve.ledger.rows import Row
 from fedsieve.recipes.recipe import Recipe, find
-from table import markdown
+from table import markdown, spread
 
 FIELDS = (
     "local_accuracy",
@@ -107,13 +107,12 @@ def tables(folder: Path) -> None:
 def line(label: str, number: int, points: list[dict[str, Any]]) -> list[str]:
     """One line of the table."""
     accuracy = [100 * p["local_accuracy"] for p in points]
-    spread = f" ± {stdev(accuracy):.1f}" if len(points) > 1 else ""
     density, layers = (
         f"{mean(p[n] for p in points):.3f}" if n in points[0] else "1"
         for n in ("local_density", "layer_mean_density")
     )
     sent = mean((p["up_bytes"] + p["down_bytes"]) / 1e6 for p in points)
-    score = f"{mean(accuracy):.1f} %{spread}"
+    score = spread(accuracy, 1, " %")
     return [label, str(number), str(len(points)), score, density, layers, f"{sent:.2f}"]
 
 

@@ -8,12 +8,19 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+
+
+def spread(values: Sequence[float], digits: int, unit: str = "") -> str:
+    """Mean and sample standard deviation, which one value has not."""
+    around = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{digits}f}{around}{unit}"
 
 
 def cell(found: dict[str, Any] | None) -> str:
