@@ -35,7 +35,7 @@ def random_point(method, seed=3):
 def test_expanding_what_was_compressed_changes_nothing_if_all_is_kept(test_gate):
     method = small_job(method="flops_pa", target_density=1.0, test_gate=test_gate).method
     weights, logits = random_point(method)
-    model = method._compress(weights, logits, method._chosen(weights, logits, method.budget))
+    model = method._compress(weights, logits, method.largest(weights, logits, method.budget))
     assert all(m.all() for m in model.mask.values())
     again, logits_again = method._expand(model.effective, model.all_gates)
     torch.testing.assert_close(again, weights)
@@ -45,7 +45,7 @@ def test_expanding_what_was_compressed_changes_nothing_if_all_is_kept(test_gate)
 def test_what_is_left_out_of_a_message_is_zero_with_the_mean_gate():
     method = small_job(method="flops_pa", target_density=0.2).method
     weights, logits = random_point(method)
-    model = method._compress(weights, logits, method._chosen(weights, logits, method.budget))
+    model = method._compress(weights, logits, method.largest(weights, logits, method.budget))
     medians = method.test_gates(logits)
     outside = torch.cat([medians[n][~m] for n, m in model.mask.items()])
     assert model.rest == pytest.approx(outside.mean().item())
@@ -316,6 +316,62 @@ def test_gates_of_channels_cut_neurons_out_of_the_network(method):
     assert (result.model["fc1.bias"][~alive] == 0).all()
     assert (result.model["fc2.weight"][:, ~alive] == 0).all()
     assert result.summary.density <= 0.25
+
+
+def test_channels_are_chosen_once_they_have_been_trained():
+    """A channel that was cut has no gradient: the first messages of FLoPS-PA are whole."""
+    job = small_job(
+        method="flops_pa", units="channels", target_density=0.25, model="mlp(hidden=[40])"
+    )
+    method = job.method
+    server = method.init_server(fold(0))
+    down = method.broadcast(server, 0, fold(0))
+    up, _, _ = method.client_update(down, (), job.federation.batches(0), fold(0, "c"))
+    assert masks.density(down.mask) == masks.density(up.mask) == 1
+    after = method.server_update(server, [up], fold(0))
+    strongest = up.effective["fc1.weight"].square().sum(1).topk(10).indices.sort().values
+    alive = (after.model.effective["fc1.weight"] != 0).any(1).nonzero()[:, 0]
+    assert torch.equal(alive, strongest)
+    assert after.kept == method.budget
+
+
+def test_channels_and_a_target_in_bytes_do_not_go_together():
+    with pytest.raises(ConfigError, match="Use units=weights"):
+        small_job(method="flops_pa", units="channels", target_density=0.25, target_bytes=9000)
+
+
+@pytest.mark.parametrize("method", ["flops", "flops_pa", "fediter_ht", "fedht", "fedavg_prune"])
+def test_a_density_that_leaves_no_weight_is_refused(method):
+    with pytest.raises(ConfigError, match=r"0 of \d+ weights, .* has 1\. Ask for"):
+        small_job(method=method, target_density=0.001, model="linear", dataset="digits")
+
+
+def test_a_density_that_no_channels_fit_is_refused_with_one_that_fits():
+    settings = {"method": "flops", "units": "channels", "model": "mlp(hidden=[4])"}
+    with pytest.raises(ConfigError, match=r"Ask for 0\.25 or more"):
+        small_job(target_density=0.2, **settings)
+    small_job(target_density=0.25, **settings)
+
+
+def test_true_messages_are_no_longer_than_values_with_indices_or_a_mask_of_bits(tmp_path):
+    """Section 7: two values of each weight with 4 bytes of index, or a bit for every weight."""
+    job = small_job(method="flops_pa", model="mlp(hidden=[64])", target_density=0.1, rounds=4)
+    size, kept = job.method.units.size(job.method.task.graph), job.method.budget
+    rounds = rounds_of(job, tmp_path)
+    *_, last = rounds.play(rounds.start())
+    head = 100  # counts, the mean of other gates, the frame
+    assert last.messages
+    for message in last.messages:
+        assert message.total_bytes <= min(12 * kept + 4, 8 * kept + size // 8) + head
+
+
+def test_open_gates_of_flops_are_the_medians_of_its_gates():
+    method = small_job(method="flops").method
+    server = method.init_server(fold(0))
+    found = method.open_gates(server)
+    for name, logits in server.gate_logits.items():
+        stretched = torch.sigmoid(logits / 0.66) * 1.2 - 0.1
+        torch.testing.assert_close(found[name], stretched.clamp(0, 1))
 
 
 def test_linear_regression_finds_exactly_the_planted_support():

@@ -16,6 +16,7 @@ from fedsieve.core import masks
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.graph import Layer, LayerGraph, Space
 from fedsieve.core.message import Mask, Params
+from fedsieve.core.options import name_of
 
 _TINY, _DEEP = 1e-12, 2
 
@@ -38,6 +39,10 @@ class Weights:
     def size(self, graph: LayerGraph) -> int:
         """P: of how many numbers a density is the share kept."""
         return sum(math.prod(shape) for shape in self.shapes(graph).values())
+
+    def least(self, graph: LayerGraph) -> int:
+        """How many of them the smallest model has."""
+        return 1
 
     def spread(self, graph: LayerGraph, gates: Params) -> Params:
         """What each gated tensor is multiplied by."""
@@ -75,6 +80,11 @@ class Channels:
 
     def size(self, graph: LayerGraph) -> int:
         return graph.maskable_size
+
+    def least(self, graph: LayerGraph) -> int:
+        return self._remaining(
+            graph, {n: torch.arange(*s) < 1 for n, s in self.shapes(graph).items()}
+        )
 
     def spread(self, graph: LayerGraph, gates: Params) -> Params:
         found = {}
@@ -135,6 +145,22 @@ class Channels:
 
 
 Units: TypeAlias = Weights | Channels
+
+
+def budget(units: Units, graph: LayerGraph, density: float) -> int:
+    """M = floor(density P).
+
+    Raises:
+        ConfigError: no model has so few weights.
+    """
+    size, least = units.size(graph), units.least(graph)
+    kept = masks.count_at(density, size)
+    if kept < least:
+        raise ConfigError(
+            f"target_density={density}: {kept} of {size} weights, but the smallest model with "
+            f"units={name_of(type(units))} has {least}. Ask for {1.001 * least / size:.3g} or more."
+        )
+    return kept
 
 
 def level(graph: LayerGraph, weights: Params) -> Params:

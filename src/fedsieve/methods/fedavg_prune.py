@@ -11,7 +11,7 @@ from fedsieve.core import masks
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
-from fedsieve.core.units import Weights
+from fedsieve.core.units import Weights, budget
 from fedsieve.methods.em import Memory, Server
 from fedsieve.methods.fedavg import FedAvg
 
@@ -27,11 +27,12 @@ class FedAvgPrune(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         in_range("target_density", self.target_density, 0, 1, above=True)
+        budget(self.units, self.task.graph, self.target_density)
 
     def deploy(self, server: Server, state: Memory) -> Params | None:
         weights = super().deploy(server, state)
         if weights is None:
             return None
         graph = self.task.graph
-        kept = masks.count_at(self.target_density, self.units.size(graph))
+        kept = budget(self.units, graph, self.target_density)
         return masks.apply(weights, self.units.choose(graph, weights, kept))

@@ -21,7 +21,7 @@ from fedsieve.core.method import Batches, Method, Metrics, Task, register
 from fedsieve.core.optimisers import Adam, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Constant, Schedule
-from fedsieve.core.units import Weights, level, regrown
+from fedsieve.core.units import Weights, budget, level, regrown
 
 
 class Server(NamedTuple):
@@ -59,6 +59,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     def __post_init__(self) -> None:
         in_range("target_density", self.target_density, 0, 1, above=True)
         in_range("lr", self.lr, 0, above=True)
+        budget(self.units, self.task.graph, self.target_density)
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
@@ -108,8 +109,8 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
         return masks.apply(weights, self._largest(weights))
 
     def _largest(self, weights: Params) -> Mask:
-        kept = masks.count_at(self.target_density, self.units.size(self.task.graph))
-        return self.units.choose(self.task.graph, weights, kept)
+        graph = self.task.graph
+        return self.units.choose(graph, weights, budget(self.units, graph, self.target_density))
 
     def _support(self, weights: Params) -> Mask:
         return masks.nonzero(weights, tuple(self.units.shapes(self.task.graph)))

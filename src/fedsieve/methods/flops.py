@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsieve.core import local, tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Count, Dense, Mask, Params
+from fedsieve.core.message import Count, Dense, Params
 from fedsieve.core.method import Batch, Batches, Cohort, Method, Metrics, register
 from fedsieve.core.optimisers import ascend
 from fedsieve.core.options import in_range
@@ -103,17 +103,13 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
         dual = ascend(server.dual, density - self.target_density, self.dual_lr)
         cohorts, is_over = divmod(server.steps + 1, self.hold)
         if not is_over and cohorts >= self.scale_from:
-            logits = self.scale(logits, self._kept(weights, logits))
+            logits = self.scale(logits, self.largest(weights, logits, self.budget))
         return Server(weights, logits, dual, server.steps + 1)
 
     def open_gates(self, server: Server) -> Params:
         return self.test_gates(server.gate_logits)
 
     def deploy(self, server: Server, state: tuple[()]) -> Params:
-        gates = self.test_gates(server.gate_logits)
-        return self.cut(server.weights, gates, self._kept(server.weights, server.gate_logits))
-
-    def _kept(self, weights: Params, gate_logits: Params) -> Mask:
-        """The gates of the m largest effective weights."""
-        effective = self.effective(weights, self.test_gates(gate_logits))
-        return self.units.choose(self.task.graph, effective, self.budget)
+        weights, logits = server.weights, server.gate_logits
+        chosen = self.largest(weights, logits, self.budget)
+        return self.cut(weights, self.test_gates(logits), chosen)

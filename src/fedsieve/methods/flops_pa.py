@@ -7,10 +7,11 @@ Symbols  theta -> effective   z -> gates   zbar -> rest   m = floor(rho P) -> ke
 Differs  gates in messages are medians, the paper draws them; clients count by examples; logits
          come from inverting the stretched sigmoid, the paper's plain logit is infinite at 0 and 1;
          the paper's scaling rule cannot prune (section 4): the additive one is the default. Other
-         gates are not closed (closing=0): weights outside the mask start every round at 0, and
-         only open gates let them come back. The first message of a deep net has a like share of
-         every layer and its norm, and gradients are clipped: one setting serves linear and deep
-         models. `target_bytes`: m follows from what messages cost. The server tunes nothing.
+         gates are not closed (closing=0): weights outside the mask start every round at 0, and only
+         open gates let them come back. The first message of a deep net has a like share of every
+         layer and its norm, and gradients are clipped: one setting serves linear and deep models. A
+         channel that was cut has no gradient: the first round is whole, and channels are chosen
+         after it. `target_bytes`: m follows from what messages cost.
 """
 
 from collections.abc import Sequence
@@ -21,13 +22,14 @@ import torch
 from torch import Tensor
 
 from fedsieve.core import local, masks, tree
+from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Kept, Mask, Params, Scalar
 from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
 from fedsieve.core.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Constant, Schedule
-from fedsieve.core.units import level, regrown
+from fedsieve.core.units import Channels, level, regrown
 from fedsieve.methods.gated import GatedWeights
 
 
@@ -83,7 +85,6 @@ class Point(NamedTuple):
 class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """A round of local steps on weights and gates between two sparse messages."""
 
-    lr: float = 1.5  # eta_w, of weights: with clipped gradients a step goes no further than this
     target_bytes: int | None = None  # of a client's two messages, a round; replaces target_density
     inverse: Literal["stretched", "plain"] = "stretched"  # gates to logits; the paper: plain
     schedule: Schedule = Constant()  # of both learning rates, over rounds
@@ -95,16 +96,16 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         super().__post_init__()
         if self.target_bytes is not None:
             in_range("target_bytes", self.target_bytes, 1)
+            if isinstance(self.units, Channels):
+                raise ConfigError("target_bytes: channels stay as chosen first. Use units=weights.")
         if self.clip_norm is not None:
             in_range("clip_norm", self.clip_norm, 0, above=True)
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
-        # Either way a weight takes about 9 bytes: two values, and what says where they belong.
-        kept = self.budget if self.target_bytes is None else self._fitting(self.target_bytes / 18)
-        logits = self.init_logits(key)
-        graph = self.task.graph
-        chosen = self._chosen(level(graph, weights), logits, kept)
+        logits, graph = self.init_logits(key), self.task.graph
+        kept = self.units.size(graph) if isinstance(self.units, Channels) else self._kept(None)
+        chosen = self.largest(level(graph, weights), logits, kept)
         grown = regrown(graph, weights, self.cut(weights, self.test_gates(logits), chosen))
         return Server(self._compress(grown, logits, chosen), kept, 0.0, 0)
 
@@ -138,11 +139,8 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         )
         weights, gate_logits, _ = trained.params
         model = self._scale_and_compress(weights, gate_logits, down.kept)
-        values = {
-            "train_loss": trained.loss,
-            "expected_density": self.density(gate_logits).item(),
-            "gates_outside": model.rest,
-        }
+        figures = {"train_loss": trained.loss, "gates_outside": model.rest}
+        values = figures | {"expected_density": self.density(gate_logits).item()}
         return Up(*model, data.examples), state, Metrics(trained.processed, values)
 
     def charge(self, server: Server, load: Load) -> Server:
@@ -160,23 +158,25 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         pairs = [(r, r.examples if self.weighting == "samples" else 1) for r in replies]
         effective = tree.weighted_mean((r.effective, share) for r, share in pairs)
         gates = tree.weighted_mean((Sparse(*r[:4]).all_gates, share) for r, share in pairs)
-        model = self._scale_and_compress(*self._expand(effective, gates), server.kept)
-        return server._replace(model=model, rounds=server.rounds + 1)
+        kept = self._kept(server)
+        model = self._scale_and_compress(*self._expand(effective, gates), kept)
+        return server._replace(model=model, kept=kept, rounds=server.rounds + 1)
 
     def deploy(self, server: Server, state: tuple[()]) -> Params:
         return server.model.effective
 
+    def _kept(self, server: Server | None) -> int:
+        """M; under `target_bytes` what the server found, before that about 9 bytes a weight."""
+        if self.target_bytes is None:
+            return self.budget
+        return server.kept if server else self._fitting(self.target_bytes / 18)
+
     def _fitting(self, kept: float) -> int:
         return min(max(round(kept), 1), self.units.size(self.task.graph))
 
-    def _chosen(self, weights: Params, gate_logits: Params, kept: int) -> Mask:
-        """The gates of the m largest effective weights."""
-        effective = self.effective(weights, self.test_gates(gate_logits))
-        return self.units.choose(self.task.graph, effective, kept)
-
     def _scale_and_compress(self, weights: Params, gate_logits: Params, kept: int) -> Sparse:
-        scaled = self.scale(gate_logits, self._chosen(weights, gate_logits, kept))
-        return self._compress(weights, scaled, self._chosen(weights, scaled, kept))
+        scaled = self.scale(gate_logits, self.largest(weights, gate_logits, kept))
+        return self._compress(weights, scaled, self.largest(weights, scaled, kept))
 
     def _compress(self, weights: Params, gate_logits: Params, chosen: Mask) -> Sparse:
         gates = self.test_gates(gate_logits)

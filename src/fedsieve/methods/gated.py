@@ -22,7 +22,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Task
 from fedsieve.core.options import in_range
-from fedsieve.core.units import Units, Weights
+from fedsieve.core.units import Units, Weights, budget
 
 _SPREAD = 0.1  # deviation of initial gate logits
 
@@ -41,7 +41,7 @@ class GatedWeights:
     scaling: Literal["additive", "multiplicative"] = "additive"  # of logits; the paper: the latter
     scale_rate: float = 1.0  # r: by how much scaling raises the logits of kept gates
     closing: float = 0.0  # share of r by which it lowers the others; 1 in the paper
-    lr: float = 0.5  # eta_w, of weights
+    lr: float = 1.5  # eta_w, of weights
     gate_lr: float = 0.05  # eta_a, of gate logits
     dual_lr: float = 1.0  # eta_lambda, of the dual of density
 
@@ -54,6 +54,7 @@ class GatedWeights:
         in_range("lr", self.lr, 0, above=True)
         in_range("gate_lr", self.gate_lr, 0)
         in_range("dual_lr", self.dual_lr, 0)
+        budget(self.units, self.task.graph, self.target_density)
         floor = self.gate.active_prob(torch.tensor(-self.logit_limit)).item()
         if self.target_density <= floor:
             raise ConfigError(
@@ -109,10 +110,15 @@ class GatedWeights:
         left = self.effective(weights, masks.apply(gates, chosen))
         return masks.apply(left, self.units.cover(self.task.graph, chosen))
 
+    def largest(self, weights: Params, gate_logits: Params, kept: int) -> Mask:
+        """The gates of the `kept` largest effective weights."""
+        effective = self.effective(weights, self.test_gates(gate_logits))
+        return self.units.choose(self.task.graph, effective, kept)
+
     @property
     def budget(self) -> int:
         """M = floor(rho P)."""
-        return masks.count_at(self.target_density, self.units.size(self.task.graph))
+        return budget(self.units, self.task.graph, self.target_density)
 
     def scale(self, gate_logits: Params, kept: Mask) -> Params:
         """Open kept gates and close the others by one step of section 4."""
