@@ -13,6 +13,7 @@ from fedsieve.config import make
 from fedsieve.core import cut, tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
+from fedsieve.core.variational import Posterior
 from fedsieve.job import build
 from fedsieve.loop import open_rounds
 from fedsieve.methods.vardrop import Down
@@ -153,9 +154,10 @@ def test_the_pruned_model_answers_like_the_masked_one(tmp_path):
     _, rounds = played(job, tmp_path, 1)
     server, graph, task = rounds[-1].position.server, job.method.task.graph, job.method.task
     deployed = job.method.deploy(server, ())
+    heard = job.method.echo(job.method.broadcast(server, 0, KEY), server)
     masked = {
         n: torch.where(server.kept[n], w, 0) if n in server.kept else w
-        for n, w in server.model.posterior.weights.items()
+        for n, w in heard.model.posterior.weights.items()
     }
     assert tree.equal(deployed, masked)
     small = cut.compact(graph, deployed, cut.alive_channels(graph, server.kept))
@@ -277,8 +279,8 @@ def test_local_steps_that_share_alpha_average_by_precision():
     server, _ = exchange(method, server, states, data, 1)
     masks = torch.stack([up.mask["fc1.weight"] for up in ups.values()]).double()
     lost = torch.stack([up.weights["fc1.weight"] for up in ups.values()]).double()
-    precision = torch.stack([up.log_variance["fc1.weight"] for up in ups.values()]).double()
-    precision = torch.exp(-precision) * masks
+    fallen = torch.stack([up.log_variance["fc1.weight"] for up in ups.values()]).double()
+    precision = torch.exp(5.0 + fallen) * masks  # log-variances are -5 less what they have lost
     mean = start - ((precision * lost).sum(0) / precision.sum(0)).nan_to_num()
     for client in range(3):
         found = states[client].model.posterior
@@ -288,6 +290,65 @@ def test_local_steps_that_share_alpha_average_by_precision():
         variance = found.log_variance["fc1.weight"].double()[kept]
         torch.testing.assert_close(variance, pooled, atol=1e-5, rtol=1e-5)
     assert tree.equal(states[0].model.posterior, states[1].model.posterior)
+
+
+def test_shared_log_variances_move_on_a_wire_that_rounds_too(tmp_path):
+    """At -10 numbers of bf16 are 0.06 apart, more than two steps of 0.01."""
+    settings = {"local_steps": 2, "share_alpha": True, "log_variance": -10.0, "wire": "bf16"}
+    job = vardrop_job(rounds=5, **settings)
+    _, rounds = played(job, tmp_path, 5)
+    found = rounds[-1].position.server.model.posterior.log_variance
+    for values in found.values():
+        moved = (values + 10).abs()
+        assert moved.mean() > 0.01
+        assert moved.max() <= 5 * 2 * 0.0101
+
+
+def test_the_last_exchange_is_part_of_what_is_deployed(tmp_path):
+    job = vardrop_job(local_steps=3, rounds=1, log_variance=-8.0)
+    _, (only,) = played(job, tmp_path, 1)
+    server = only.position.server
+    start = job.method.init_server(fold(0, "init")).model.posterior.weights
+    deployed = job.method.deploy(server, ())
+    assert start.keys() == deployed.keys()
+    lost = server.parcel.content.weights
+    for name, kept in server.kept.items():
+        moved = server.model.posterior.weights[name] - lost[name]
+        assert torch.equal(deployed[name][kept], moved[kept])
+        assert lost[name].abs().sum() > 0
+
+
+def test_log_variances_do_not_decay():
+    method = vardrop_job(optimiser="adam(weight_decay=0.1)").method
+    model = method.start(KEY)
+    weights, own = model.posterior
+    still = Posterior(
+        {n: torch.zeros_like(w) for n, w in weights.items()},
+        {n: torch.zeros_like(v) for n, v in own.items()},
+    )
+    after = method.descend(model, still, 0).posterior
+    assert tree.equal(after.log_variance, own)
+    assert all(after.weights[n].norm() < w.norm() for n, w in weights.items())
+
+
+def test_with_late_devices_most_of_all_last_masks_decide():
+    job = vardrop_job(async_staleness=3, log_variance=-3.0)
+    method, server, states, data = federation(job)
+    last, sizes = {}, set()
+    for number in range(12):
+        server, ups = exchange(method, server, states, data, number)
+        last |= {client: up.mask for client, up in ups.items() if up.mask}
+        sizes.add(sum(bool(up.mask) for up in ups.values()))
+        for name, kept in server.kept.items():
+            if last:
+                votes = torch.stack([mask[name] for mask in last.values()]).sum(0)
+                assert torch.equal(kept, 2 * votes > len(last))
+    assert len(sizes) > 1
+
+
+def test_a_schedule_that_falls_to_0_at_once_can_be_run(tmp_path):
+    job = vardrop_job(schedule="exponential(gamma=0)", rounds=2)
+    assert len(played(job, tmp_path, 2)[1]) == 2
 
 
 def test_the_warm_up_is_dense_training_without_noise(tmp_path):

@@ -1,6 +1,7 @@
 """Masks: one boolean tensor per maskable parameter, True where the weight is kept."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -43,6 +44,12 @@ def apply(params: Params, mask: Mask) -> Params:
     return {
         n: torch.where(_laid_like(v, mask[n]), v, 0) if n in mask else v for n, v in params.items()
     }
+
+
+def votes(given: Sequence[Mask]) -> dict[str, Tensor]:
+    """For each coordinate, how many of the masks keep it."""
+    names = given[0] if given else ()
+    return {n: torch.stack([mask[n] for mask in given]).sum(0, dtype=torch.int32) for n in names}
 
 
 def _laid_like(value: Tensor, mask: Tensor) -> Tensor:

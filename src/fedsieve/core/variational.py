@@ -139,3 +139,14 @@ def pool(posteriors: Sequence[Posterior], kept: Sequence[Mask]) -> Posterior:
         weights[name] = torch.where(count > 0, (precisions * means).sum(0) / total, 0)
         log_variance[name] = torch.where(count > 0, torch.log(count / total), 0)
     return Posterior(weights, log_variance)
+
+
+def pool_lost(own: Params, lost: Sequence[Posterior], kept: Sequence[Mask]) -> Posterior:
+    """`pool` by differences: what is lost against common weights and log-variances `own`.
+
+    Differences survive a wire that rounds, where small steps of -10 would not.
+    """
+    found = [Posterior(w, {n: own[n] - x for n, x in lv.items()}) for w, lv in lost]
+    weights, pooled = pool(found, kept)
+    votes = masks.votes(kept)
+    return Posterior(weights, {n: (own[n] - lv).where(votes[n] > 0, 0) for n, lv in pooled.items()})

@@ -9,7 +9,7 @@ Differs  the paper leaves T, rates, schedules and the weight of the KL term open
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from fedsieve.core.keys import Key
 from fedsieve.core.local import Trained
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Task
-from fedsieve.core.optimisers import Adam, Moments, Optimiser
+from fedsieve.core.optimisers import Adam, Moments, Optimiser, Yogi
 from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Constant, Schedule
 from fedsieve.core.variational import Posterior
@@ -78,6 +78,12 @@ class GaussianFit:
         first = optimisers.init_moments(self.optimiser, trainable)
         return Model(at, (first, optimisers.init_moments(self.optimiser, at.log_variance)))
 
+    @property
+    def _optimisers(self) -> tuple[Optimiser, Optimiser]:
+        """Of weights and of log-variances: decay to 0 would make these large."""
+        one = self.optimiser
+        return one, one if isinstance(one, Yogi) else replace(one, weight_decay=0.0)
+
     def mask(self, model: Model, rounds: int) -> Mask:
         """Where log alpha <= log T; everywhere in the warm-up."""
         if rounds < self.warmup:
@@ -101,7 +107,7 @@ class GaussianFit:
             self._objective(bound),
             at,
             batches,
-            (self.optimiser, self.optimiser if at.log_variance else None),
+            (self._optimisers[0], self._optimisers[1] if at.log_variance else None),
             lr=self._rates(bound.rounds),
             key=key,
             fixed=self.task.buffers,
@@ -117,7 +123,7 @@ class GaussianFit:
             if mine:
                 params: Params = {n: parts[i][n] for n in mine}
                 moved, moments[i] = optimisers.update(
-                    self.optimiser, params, mine, moments[i], lr, present
+                    self._optimisers[i], params, mine, moments[i], lr, present
                 )
                 parts[i] = parts[i] | moved
         return Model(Posterior(*parts), (moments[0], moments[1]))

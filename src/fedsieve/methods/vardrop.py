@@ -25,7 +25,7 @@ from fedsieve.methods.gaussian import Bound, GaussianFit, Model
 
 
 class Parcel(NamedTuple):
-    """Gradients; with several local steps, lost weight and new log-variances."""
+    """Gradients; with several local steps, what weights and log-variances have lost."""
 
     mask: Mask
     content: Posterior
@@ -38,6 +38,7 @@ class Server(NamedTuple):
     model: Model  # as all devices have it; without log-variances, unless these are shared
     parcel: Parcel  # the last round's sum over devices by their number, where anyone sent
     kept: Mask  # what most devices keep
+    heard: dict[str, Mask]  # the last mask of each device, where not all are heard in a round
     devices: Tensor  # that took part in the last round
     examples: int
     rounds: int
@@ -87,7 +88,7 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         kept = {n: torch.ones_like(lv, dtype=torch.bool) for n, lv in model.posterior[1].items()}
         if not self.share_alpha:
             model = Model(model.posterior._replace(log_variance={}), (model.moments[0], {}))
-        return Server(model, NOTHING, kept, torch.zeros(0, dtype=torch.int64), 0, 0)
+        return Server(model, NOTHING, kept, {}, torch.zeros(0, dtype=torch.int64), 0, 0)
 
     def init_client(self, client: int, key: Key) -> State:
         return State(self.start(key), NOTHING, 0, client)
@@ -96,11 +97,10 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         return Cohort(None, draw=0)
 
     def broadcast(self, server: Server, client: int, key: Key) -> Down:
-        is_behind = server.rounds > 0 and client not in server.devices
-        model = cast("Params", tree.flatten(server.model)) if is_behind else {}
-        return Down(
-            server.parcel.mask, *server.parcel.content, model, server.examples, server.rounds
-        )
+        is_level = server.rounds == 0 or client in server.devices
+        model = {} if is_level else cast("Params", tree.flatten(server.model))
+        mask, content = server.parcel
+        return Down(mask, *content, model, server.examples, server.rounds)
 
     def echo(self, down: Down, server: Server) -> Server:
         return server._replace(model=self._step(server.model, down))
@@ -122,22 +122,23 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
         statistics = tree.weighted_mean((r.statistics, 1) for r in replies)
         senders = [r for r in replies if r.mask]
-        votes = {
-            n: torch.stack([r.mask[n] for r in senders]).sum(0, dtype=torch.int32)
-            for n in server.kept
-            if senders
-        }
+        heard = server.heard | {str(r.device): r.mask for r in senders}
+        votes = masks.votes(list(heard.values()))
+        union = {n: v > 0 for n, v in masks.votes([r.mask for r in senders]).items()}
         return Server(
             model=server.model.with_weights(statistics),
-            parcel=Parcel({n: v > 0 for n, v in votes.items()}, self._mean(senders, len(replies))),
-            kept=server.kept | {n: 2 * v > len(senders) for n, v in votes.items()},
+            parcel=Parcel(union, self._mean(server, senders, len(replies))),
+            kept=server.kept | {n: 2 * v > len(heard) for n, v in votes.items()},
+            heard=heard if self.async_staleness else {},
             devices=torch.tensor([r.device for r in replies]),
             examples=sum(r.examples for r in replies),
             rounds=server.rounds + 1,
         )
 
     def deploy(self, server: Server, state: State | tuple[()]) -> Params:
-        return masks.apply(server.model.posterior.weights, server.kept)
+        (mask, content), done = server.parcel, server.rounds
+        model = self._step(server.model, Down(mask, *content, {}, 0, done))  # heard next by devices
+        return masks.apply(model.posterior.weights, server.kept)
 
     def _caught_up(self, model: Model, down: Down) -> Model:
         """What the others agree on, for a device that missed a round (section 5)."""
@@ -152,11 +153,11 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
     def _step(self, model: Model, down: Down) -> Model:
         """Line 4 of Algorithm 1: devices and server move by what was sent back (section 4)."""
         if self.local_steps == 1:
-            made = down.rounds - 1
+            made = max(down.rounds - 1, 0)
             model = self.descend(model, Posterior(down.weights, down.log_variance), made, down.mask)
         else:
             weights, own = model.posterior
-            new = {n: lv.where(down.mask[n], own[n]) for n, lv in down.log_variance.items()}
+            new = {n: own[n] - x for n, x in down.log_variance.items()}
             model = model._replace(posterior=Posterior(weights, own | new))
             model = model.with_weights({n: weights[n] - x for n, x in down.weights.items()})
         return model.afresh() if down.rounds == self.warmup else model
@@ -175,7 +176,8 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
                 model = self.descend(model, Posterior({}, change.log_variance), down.rounds)
         else:
             (after, variances), moments, loss, *_ = self.train(model, batches, bound, key)
-            change = Posterior(tree.subtract(weights, after), variances)
+            lost = {n: own[n] - lv for n, lv in variances.items()}
+            change = Posterior(tree.subtract(weights, after), lost)
             own = own if self.share_alpha else own | variances
             model = Model(Posterior(weights, own), (moments[0], moments[1]))
         model = model.with_weights({n: weights[n] - change.weights[n] for n in fixed})
@@ -185,15 +187,13 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         processed = sum(batch.y.shape[0] for batch in batches)
         return model, parcel, Metrics(processed, figures, mask if self.clip_training else None)
 
-    def _mean(self, senders: Sequence[Up], devices: int) -> Posterior:
-        """Line 3: sums over devices by their number, in which what is absent counts as 0.
-
-        Posteriors after several local steps are pooled by precision instead, each weight over those
-        who sent it (section 11, point 6).
-        """
+    def _mean(self, server: Server, senders: Sequence[Up], devices: int) -> Posterior:
+        """Line 3: sums over devices by their number, in which what is absent counts as 0."""
         if senders and self.local_steps > 1 and self.share_alpha:
-            sent = [Posterior(r.weights, r.log_variance) for r in senders]
-            return variational.pool(sent, [r.mask for r in senders])
+            # Section 11, point 6: by precision, each weight over those who sent it.
+            lost = [Posterior(r.weights, r.log_variance) for r in senders]
+            own = server.model.posterior.log_variance
+            return variational.pool_lost(own, lost, [r.mask for r in senders])
         return Posterior(
             tree.weighted_mean(((r.weights, 1) for r in senders), devices),
             tree.weighted_mean(((r.log_variance, 1) for r in senders), devices),
