@@ -121,14 +121,18 @@ class Printed:
 
 
 def dense_row(bench: Bench, devices: int, accuracy: float | None = None) -> Row:
-    """Dense federated Adam: a warm-up to the end."""
+    """Dense federated Adam: a warm-up to the end. Printed accuracies are of pre-trained weights."""
     rounds = bench.rounds(bench.dense_epochs, devices)
     total = bench.dense_gib(devices)
     # A thousandth for statistics of BatchNorm and for the first round, which brings nothing back.
     volume = Expected("paper_gib_per_client", Within(total, 1e-3 * total), VOLUME)
     return Row(
         label=f"{bench.label}, dense",
-        settings={**_shared(bench, devices, rounds), "warmup": rounds},
+        settings={
+            **_shared(bench, devices, rounds),
+            "warmup": rounds,
+            "init_from": _file(bench) if accuracy else None,
+        },
         expected=(volume, *_accuracy(accuracy)),
     )
 
@@ -149,8 +153,7 @@ def sparse_row(
 
 def pretrained(bench: Bench, devices: int, printed: Printed, words: str, **more: object) -> Row:
     """A sparse row that starts from a file."""
-    path = f"pretrained/{bench.model}-{bench.label.lower()}.safetensors"
-    return sparse_row(bench, devices, printed, words, init_from=path, **more)
+    return sparse_row(bench, devices, printed, words, init_from=_file(bench), **more)
 
 
 def from_random(bench: Bench, devices: int, printed: Printed, words: str = "") -> Row:
@@ -200,6 +203,10 @@ def _smoke_figures(rows: tuple[Row, ...]) -> dict[str, tuple[Expected, ...]]:
     )
     most = Expected("density", AtMost(0.4), "a bound of ours: in 140 epochs it comes to about 0.04")
     return {row.label: (floor,) if _is_dense(row) else (floor, most) for row in rows}
+
+
+def _file(bench: Bench) -> str:
+    return f"pretrained/{bench.model}-{bench.label.lower()}.safetensors"
 
 
 def _shared(bench: Bench, devices: int, rounds: int) -> dict[str, object]:
