@@ -40,7 +40,7 @@ SETTINGS = {
 PHASES: dict[str, dict[str, float]] = {
     "dense warm-up": {"warmup": NEVER},
     "many weights": {"log_variance": -10.0},
-    "few weights": {"log_variance": -3.0},
+    "few weights": {"log_variance": -5.2},
 }
 spent: list[float] = []
 
