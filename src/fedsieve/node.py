@@ -96,13 +96,13 @@ def claimed(store: Path, client: int) -> Iterator[None]:
     except Timeout as error:
         raise ConfigError(f"--store {store}: another node uses it now.") from error
     with held:
-        owner = path.read_text() if path.exists() else str(client)
-        if owner != str(client):
+        owner = path.read_text() if path.exists() else ""
+        if owner not in {"", str(client)}:
             raise ConfigError(
                 f"--store {store}: it holds the states of client {owner}, not of {client}. "
                 "Give every client a folder of its own."
             )
-        path.write_text(owner)
+        path.write_text(str(client))
         yield
 
 

@@ -122,12 +122,13 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
         statistics = tree.weighted_mean((r.statistics, 1) for r in replies)
         senders = [r for r in replies if r.mask]
+        mean = self._mean(server, senders, len(replies))
         heard = server.heard | {str(r.device): r.mask for r in senders}
-        votes = masks.votes(list(heard.values()))
-        union = {n: v > 0 for n, v in masks.votes([r.mask for r in senders]).items()}
+        sent = masks.votes([r.mask for r in senders])
+        votes = masks.votes(list(heard.values())) if self.async_staleness else sent
         return Server(
             model=server.model.with_weights(statistics),
-            parcel=Parcel(union, self._mean(server, senders, len(replies))),
+            parcel=Parcel({n: v > 0 for n, v in sent.items()}, mean),
             kept=server.kept | {n: 2 * v > len(heard) for n, v in votes.items()},
             heard=heard if self.async_staleness else {},
             devices=torch.tensor([r.device for r in replies]),
