@@ -32,7 +32,6 @@ Array: TypeAlias = NDArray[Any]
 RAW, SPARSE, HOLES = 0, 3, 7
 TYPES: Final = {"f4": np.float32, "bf": np.uint16, "f2": np.uint16, "i1": np.int8}
 CHUNK: Final = {"f4": 1 << 17, "bf": 1 << 17, "f2": 1 << 17, "i1": 1 << 20}  # fits the cache
-_BLOCK: Final = 1 << 12  # positions; see _window
 _SMALL: Final = 8192  # values; below, FINE and COARSE are both tried
 
 
@@ -126,8 +125,9 @@ def _read_raw(reader: Reader, values: Array) -> None:
 
 
 def _window(size: int, count: int) -> int:
-    """Positions among which values are moved: all, unless many are."""
-    return size if 8 * min(count, size - count) <= size else _BLOCK
+    """Positions among which values are moved: all, unless many are, whose places take memory."""
+    is_few = 8 * min(count, size - count) <= size
+    return size if is_few else min(max(size >> 3, 1 << 12), 1 << 14)
 
 
 def _gathered(bits: Array, kept: Bools, total: int) -> Array:
