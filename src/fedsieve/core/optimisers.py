@@ -9,7 +9,7 @@ the gradient.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import torch
@@ -185,6 +185,11 @@ class DualAscent:
 def ascend(multiplier: Tensor, gap: Tensor, lr: float) -> Tensor:
     """The multiplier of the constraint gap <= 0 after one step of dual ascent with restarts."""
     return torch.where(gap > 0, multiplier + lr * gap, 0)
+
+
+def undecayed(optimiser: Optimiser) -> Optimiser:
+    """The same optimiser without weight decay, for what is no weight."""
+    return optimiser if isinstance(optimiser, Yogi) else replace(optimiser, weight_decay=0.0)
 
 
 def init_moments(optimiser: Stepper, params: Params) -> Moments:

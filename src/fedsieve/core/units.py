@@ -7,7 +7,7 @@ maskable weights or their biases (Weights), or one for each space of channels th
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ _TINY, _DEEP = 1e-12, 2
 @dataclass(frozen=True)
 class Weights:
     """A gate for each weight that may be masked, and for each bias beside such weights."""
+
+    come_back: ClassVar[bool] = True  # weights set to 0 still have a gradient
 
     biases: bool = True
 
@@ -69,6 +71,8 @@ class Channels:
     A weight remains if the channels it reads and writes both do, which is what compaction keeps.
     Densities are shares of the maskable weights.
     """
+
+    come_back: ClassVar[bool] = False  # cut on both sides, a channel has no gradient
 
     def shapes(self, graph: LayerGraph) -> dict[str, tuple[int, ...]]:
         found: dict[str, tuple[int, ...]] = {s.name: (s.size,) for s in _cuttable(graph)}

@@ -29,7 +29,7 @@ from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
 from fedsieve.core.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Constant, Schedule
-from fedsieve.core.units import Channels, level, regrown
+from fedsieve.core.units import level, regrown
 from fedsieve.methods.gated import GatedWeights
 
 
@@ -96,7 +96,7 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         super().__post_init__()
         if self.target_bytes is not None:
             in_range("target_bytes", self.target_bytes, 1)
-            if isinstance(self.units, Channels):
+            if not self.units.come_back:
                 raise ConfigError("target_bytes: channels stay as chosen first. Use units=weights.")
         if self.clip_norm is not None:
             in_range("clip_norm", self.clip_norm, 0, above=True)
@@ -104,7 +104,9 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
         logits, graph = self.init_logits(key), self.task.graph
-        kept = self.units.size(graph) if isinstance(self.units, Channels) else self._kept(None)
+        # Either way a weight takes about 9 bytes: two values, and what says where they belong.
+        kept = self.budget if self.target_bytes is None else self._fitting(self.target_bytes / 18)
+        kept = kept if self.units.come_back else self.units.size(graph)
         chosen = self.largest(level(graph, weights), logits, kept)
         grown = regrown(graph, weights, self.cut(weights, self.test_gates(logits), chosen))
         return Server(self._compress(grown, logits, chosen), kept, 0.0, 0)
@@ -158,18 +160,12 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         pairs = [(r, r.examples if self.weighting == "samples" else 1) for r in replies]
         effective = tree.weighted_mean((r.effective, share) for r, share in pairs)
         gates = tree.weighted_mean((Sparse(*r[:4]).all_gates, share) for r, share in pairs)
-        kept = self._kept(server)
+        kept = self.budget if self.target_bytes is None else server.kept
         model = self._scale_and_compress(*self._expand(effective, gates), kept)
         return server._replace(model=model, kept=kept, rounds=server.rounds + 1)
 
     def deploy(self, server: Server, state: tuple[()]) -> Params:
         return server.model.effective
-
-    def _kept(self, server: Server | None) -> int:
-        """M; under `target_bytes` what the server found, before that about 9 bytes a weight."""
-        if self.target_bytes is None:
-            return self.budget
-        return server.kept if server else self._fitting(self.target_bytes / 18)
 
     def _fitting(self, kept: float) -> int:
         return min(max(round(kept), 1), self.units.size(self.task.graph))

@@ -9,7 +9,7 @@ Differs  the paper leaves T, rates, schedules and the weight of the KL term open
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from fedsieve.core.keys import Key
 from fedsieve.core.local import Trained
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Task
-from fedsieve.core.optimisers import Adam, Moments, Optimiser, Yogi
+from fedsieve.core.optimisers import Adam, Moments, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Constant, Schedule
 from fedsieve.core.variational import Posterior
@@ -81,8 +81,7 @@ class GaussianFit:
     @property
     def _optimisers(self) -> tuple[Optimiser, Optimiser]:
         """Of weights and of log-variances: decay to 0 would make these large."""
-        one = self.optimiser
-        return one, one if isinstance(one, Yogi) else replace(one, weight_decay=0.0)
+        return self.optimiser, optimisers.undecayed(self.optimiser)
 
     def mask(self, model: Model, rounds: int) -> Mask:
         """Where log alpha <= log T; everywhere in the warm-up."""
