@@ -17,11 +17,13 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.data.partition import Partition, _fingerprint, describe, split
 from fedsieve.data.schemes import (
     PARTITIONS,
+    CappedDirichlet,
     Clusters,
     Dirichlet,
     FeatureShift,
     Iid,
     Natural,
+    NumpyDirichlet,
     Quantity,
     Shards,
 )
@@ -33,6 +35,8 @@ whole_schemes = st.one_of(
     st.just(Iid()),
     st.builds(Quantity, alphas),
     st.builds(Dirichlet, alphas, st.booleans()),
+    st.builds(CappedDirichlet, alphas, st.just(0)),
+    st.builds(NumpyDirichlet, alphas, st.integers(0, 9), st.just(0)),
     st.builds(Shards, st.integers(1, 3)),
 )
 seeds = st.integers(0, 2**63).map(Key)
@@ -83,7 +87,7 @@ def test_equal_keys_give_equal_fingerprints(problem, scheme, key):
 @settings(max_examples=100, deadline=None)
 def test_test_shards_have_the_proportions_of_the_training_shards(problem, scheme, key):
     data, clients = problem
-    by_class = isinstance(scheme, Dirichlet | Shards)
+    by_class = not isinstance(scheme, Iid | Quantity)
     y, y_test = (v if by_class else torch.zeros_like(v) for v in (data.y, data.y_test))
     cut = scheme.cut(data, clients, key)  # before empty clients are given an example
     for group in y_test.unique():
@@ -179,6 +183,40 @@ def test_balanced_dirichlet_follows_the_class_frequencies():
     data = labelled(y, y)
     counts = class_counts(split(data, Dirichlet(1e9, balanced=True), 10, KEY).train, y, 2)
     assert counts.tolist() == [[90, 10]] * 10
+
+
+def _listed(y, clients, alpha, seed, least):
+    """The rule of specification neural_matching, section 11, over lists as programs write it."""
+    np.random.seed(seed)  # noqa: NPY002 - what is to be equalled
+    hands = [[]]
+    while min(map(len, hands)) < least:
+        hands = [[] for _ in range(clients)]
+        for label in range(max(y) + 1):
+            rows = [row for row, own in enumerate(y) if own == label]
+            np.random.shuffle(rows)  # noqa: NPY002
+            share = np.random.dirichlet([alpha] * clients)  # noqa: NPY002
+            share = share * [len(hand) < len(y) / clients for hand in hands]
+            edges = [int(total * len(rows)) for total in np.cumsum(share / share.sum())]
+            for hand, start, end in zip(hands, [0, *edges], [*edges[:-1], len(rows)], strict=False):
+                hand.extend(rows[start:end])
+    return hands
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 9])
+def test_numpy_dirichlet_is_the_split_of_programs_with_that_seed(seed):
+    data = balanced(600, 60)
+    scheme = NumpyDirichlet(0.4, seed)
+    ours = [rows.tolist() for rows in split(data, scheme, 8, KEY).train]
+    assert ours == [sorted(hand) for hand in _listed(data.y.tolist(), 8, 0.4, seed, 10)]
+    assert min(map(len, ours)) >= 10
+    again = split(data, scheme, 8, fold(1, "partition"))
+    assert [rows.tolist() for rows in again.train] == ours
+
+
+def test_capped_schemes_say_when_somebody_is_always_left_with_too_little():
+    for scheme in (CappedDirichlet(0.4, 90), NumpyDirichlet(0.4, 0, 90)):
+        with pytest.raises(DataError, match=r"some of 8 clients had fewer than 90.*raise alpha"):
+            split(balanced(600, 60), scheme, 8, KEY)
 
 
 def test_shards_give_few_classes_to_each_client():

@@ -5,7 +5,7 @@ it gets that part of the test examples which it has of the training examples.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -18,17 +18,17 @@ from fedsieve.core.keys import Key, fold, generator
 from fedsieve.core.options import in_range
 from fedsieve.data import splits
 from fedsieve.data.dataset import Dataset
+from fedsieve.data.label_skew import (
+    ALPHA_LIMIT,
+    CappedDirichlet,
+    Cut,
+    Dirichlet,
+    NumpyDirichlet,
+    Shards,
+    classes,
+    follow,
+)
 from fedsieve.data.splits import Floats, Ints
-
-_ATTEMPTS = 1000
-_ALPHA_LIMIT = 1e9  # equal shares for any purpose; an infinite one cannot be drawn from
-
-
-class Cut(NamedTuple):
-    """The client of each training and of each test example."""
-
-    owner: Ints
-    test_owner: Ints
 
 
 @dataclass(frozen=True)
@@ -46,93 +46,11 @@ class Quantity:
     alpha: float
 
     def __post_init__(self) -> None:
-        in_range("quantity: alpha", self.alpha, 0, _ALPHA_LIMIT, above=True)
+        in_range("quantity: alpha", self.alpha, 0, ALPHA_LIMIT, above=True)
 
     def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
         draw = generator(fold(key, "shares")).dirichlet(np.full(num_clients, self.alpha))
         return _one_group(dataset, draw, key)
-
-
-@dataclass(frozen=True)
-class Dirichlet:
-    """Label skew. Each class is shared among the clients by a draw from Dirichlet(alpha).
-
-    With `balanced` (Hsu, Qi, Brown 2019) each client draws its class preference from
-    Dirichlet(alpha * class frequencies) and takes an equal number of examples by it.
-    """
-
-    alpha: float
-    balanced: bool = False
-
-    def __post_init__(self) -> None:
-        in_range("dirichlet: alpha", self.alpha, 0, _ALPHA_LIMIT, above=True)
-
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
-        groups, test_groups = _classes(dataset, "dirichlet")
-        sizes = np.bincount(groups, minlength=dataset.num_classes)
-        draw = generator(fold(key, "shares"))
-        if self.balanced:
-            preference = np.zeros((num_clients, len(sizes)))
-            prior = self.alpha * sizes[sizes > 0] / sizes.sum()
-            preference[:, sizes > 0] = draw.dirichlet(prior, num_clients)
-            counts = splits.equal_hands(preference, sizes)
-        else:
-            share = draw.dirichlet(np.full(num_clients, self.alpha), len(sizes)).T
-            counts = splits.apportion(share, sizes)
-        owner = splits.deal(groups, counts, fold(key, "deal"))
-        return _follow(owner, groups, test_groups, num_clients, key)
-
-
-@dataclass(frozen=True)
-class CappedDirichlet:
-    """Label skew without giants (Yurochkin et al. 2019): Dirichlet(alpha) shares of each class.
-
-    Classes are dealt in turn; a client that holds its even part N / clients already gets nothing
-    more. All is drawn again until everyone has `min_examples`.
-    """
-
-    alpha: float
-    min_examples: int = 10
-
-    def __post_init__(self) -> None:
-        in_range("capped_dirichlet: alpha", self.alpha, 0, _ALPHA_LIMIT, above=True)
-        in_range("capped_dirichlet: min_examples", self.min_examples, 0)
-
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
-        groups, test_groups = _classes(dataset, "capped_dirichlet")
-        sizes = np.bincount(groups, minlength=dataset.num_outputs)
-        for attempt in range(_ATTEMPTS):
-            draw = generator(fold(key, "shares", attempt))
-            share = draw.dirichlet(np.full(num_clients, self.alpha), len(sizes)).T
-            counts = splits.capped(share, sizes)
-            if counts.sum(1).min() >= self.min_examples:
-                owner = splits.deal(groups, counts, fold(key, "deal"))
-                return _follow(owner, groups, test_groups, num_clients, key)
-        raise DataError(
-            f"partition capped_dirichlet: in {_ATTEMPTS} draws some of {num_clients} clients had "
-            f"fewer than {self.min_examples} examples. Lower min_examples or clients, raise alpha."
-        )
-
-
-@dataclass(frozen=True)
-class Shards:
-    """Label skew of McMahan et al. 2017: sort by class, cut, deal `per_client` pieces to each."""
-
-    per_client: int = 2
-
-    def __post_init__(self) -> None:
-        in_range("shards: per_client", self.per_client, 1)
-
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
-        groups, test_groups = _classes(dataset, "shards")
-        pieces = num_clients * self.per_client
-        order = generator(fold(key, "deal")).permutation(len(groups))
-        order = order[np.argsort(groups[order], kind="stable")]
-        edges = np.rint(np.linspace(0, len(groups), pieces + 1)).astype(np.int64)
-        holder = generator(fold(key, "shares")).permutation(pieces) % num_clients
-        owner = np.empty(len(groups), np.int64)
-        owner[order] = np.repeat(holder, np.diff(edges))
-        return _follow(owner, groups, test_groups, num_clients, key)
 
 
 @dataclass(frozen=True)
@@ -161,7 +79,7 @@ class Clusters:
         holder = np.full(total, splits.NOBODY)
         taken = generator(fold(key, "shares")).permutation(total)[: num_clients * self.per_client]
         holder[taken] = np.arange(len(taken)) % num_clients
-        return _follow(holder[part], groups, test_groups, num_clients, key)
+        return follow(holder[part], groups, test_groups, num_clients, key)
 
     def _cluster(self, dataset: Dataset, key: Key) -> tuple[Ints, Ints]:
         from sklearn.cluster import KMeans  # noqa: PLC0415 - takes a second to import
@@ -204,12 +122,14 @@ class Natural:
         groups, test_groups = (
             _whole_set(dataset)
             if dataset.kind in {"labels", "values"}
-            else _classes(dataset, "natural")
+            else classes(dataset, "natural")
         )
-        return _follow(owner, groups, test_groups, num_clients, key)
+        return follow(owner, groups, test_groups, num_clients, key)
 
 
-Base: TypeAlias = Iid | Dirichlet | CappedDirichlet | Quantity | Shards | Clusters | Natural
+Base: TypeAlias = (
+    Iid | Dirichlet | CappedDirichlet | NumpyDirichlet | Quantity | Shards | Clusters | Natural
+)
 
 
 @dataclass(frozen=True)
@@ -238,25 +158,7 @@ class FeatureShift:
 
 
 Scheme: TypeAlias = Base | FeatureShift
-PARTITIONS: tuple[type[Scheme], ...] = (
-    Iid,
-    Dirichlet,
-    CappedDirichlet,
-    Quantity,
-    Shards,
-    Clusters,
-    Natural,
-    FeatureShift,
-)
-
-
-def _classes(dataset: Dataset, scheme: str) -> tuple[Ints, Ints]:
-    if dataset.kind not in {"classes", "binary"}:
-        raise DataError(
-            f"partition {scheme}: {dataset.name} has targets of kind {dataset.kind!r}, so an "
-            "example has no single class to be dealt by. Use iid, quantity or clusters."
-        )
-    return dataset.y.numpy(), dataset.y_test.numpy()
+PARTITIONS: tuple[type[Scheme], ...] = (*get_args(Base), FeatureShift)
 
 
 def _whole_set(dataset: Dataset) -> tuple[Ints, Ints]:
@@ -267,14 +169,7 @@ def _one_group(dataset: Dataset, share: Floats, key: Key) -> Cut:
     groups, test_groups = _whole_set(dataset)
     counts = splits.apportion(share[:, None], np.array([len(groups)]))
     owner = splits.deal(groups, counts, fold(key, "deal"))
-    return _follow(owner, groups, test_groups, len(share), key)
-
-
-def _follow(owner: Ints, groups: Ints, test_groups: Ints, num_clients: int, key: Key) -> Cut:
-    num_groups = 1 + int(max(groups.max(), test_groups.max()))
-    share = splits.shares(owner, groups, num_clients, num_groups)
-    counts = splits.apportion(share, np.bincount(test_groups, minlength=num_groups))
-    return Cut(owner, splits.deal(test_groups, counts, fold(key, "test")))
+    return follow(owner, groups, test_groups, len(share), key)
 
 
 def _owners(dataset: Dataset) -> Ints:

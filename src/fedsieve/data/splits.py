@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import RandomState
 
 from fedsieve.core.keys import Key, generator
 
@@ -32,11 +33,34 @@ def capped(share: Floats, sizes: Ints) -> Ints:
     """Counts (clients, groups) by share, group after group, none for who holds an even part."""
     counts = np.zeros(share.shape, np.int64)
     for group, size in enumerate(sizes):
+        if not size:  # perhaps because all has been dealt
+            continue
         is_open = counts.sum(1) < sizes.sum() / len(share)
         part = share[:, group] * is_open
         part = part if part.sum() else is_open.astype(np.float64)
         counts[:, [group]] = apportion(part[:, None] / part.sum(), np.array([size]))
     return counts
+
+
+def numpy_capped(groups: Ints, num_clients: int, alpha: float, draw: RandomState) -> Ints:
+    """Owners by one draw of the rule above as it is programmed around numpy's first generator.
+
+    Each group is shuffled, shares are drawn, and edges between clients are rounded down.
+    """
+    owner = np.full(len(groups), NOBODY)
+    held = np.zeros(num_clients, np.int64)
+    for group in range(groups.max() + 1):
+        members = np.flatnonzero(groups == group)
+        draw.shuffle(members)
+        is_open = held < len(groups) / num_clients
+        part = draw.dirichlet(np.full(num_clients, alpha)) * is_open
+        part = part if part.sum() > 0 else is_open.astype(np.float64)  # tiny alphas draw nan
+        edges = (np.cumsum(part / part.sum()) * len(members)).astype(np.int64)
+        edges[-1] = len(members)
+        counts = np.diff(edges, prepend=0)
+        owner[members] = np.repeat(np.arange(num_clients), counts)
+        held += counts
+    return owner
 
 
 def deal(groups: Ints, counts: Ints, key: Key) -> Ints:
