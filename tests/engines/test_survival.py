@@ -124,7 +124,7 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
     [
         {"optimiser": "adam", "lr": "1e-2"},
         {"lr": 1, "cohort": 3},
-        {"method": "spafl", "preset": "paper"},
+        {"method": "spafl", "preset": "paper", "steps": 2},
         {"options": {"lr": 0.05}, "partition": "dirichlet(0.5)", "model": "mlp(hidden=[8])"},
         {"clients": None, "cohort": 500, "min_replies": 500},
     ],

@@ -35,6 +35,10 @@ class Given:
     def examples(self):
         return sum(len(b.y) for b in self.batches) // self.epochs
 
+    @property
+    def steps(self):
+        return len(self.batches)
+
     def work(self, key):
         return iter(self.batches)
 
@@ -139,8 +143,19 @@ def test_split_joint_moves_the_weights_in_the_last_epoch_as_well():
 
 
 def test_split_needs_two_epochs():
-    with pytest.raises(ConfigError, match="epochs=1\\. Set epochs=2"):
-        work(one_layer(training="split"), [batch(0)])
+    with pytest.raises(ConfigError, match=r"epochs=1, .* Set epochs=2"):
+        work(one_layer(training="split"), [batch(0), batch(1)])
+    with pytest.raises(ConfigError, match=r"epochs=2, of 1 mini-batches in all.* steps=2 or more"):
+        work(one_layer(training="split"), [batch(0)], epochs=2)
+
+
+def test_weight_decay_is_of_weights_alone():
+    plain, decayed = (
+        work(one_layer(sparsity_weight=0.0, optimiser=SGD(weight_decay=d)), [batch(0)]).own
+        for d in (0.0, 0.1)
+    )
+    close(decayed.weights[NAME], plain.weights[NAME] - LR * 0.1 * start()[0])
+    assert torch.equal(decayed.thresholds[NAME], plain.thresholds[NAME])
 
 
 @pytest.mark.parametrize(
@@ -224,6 +239,18 @@ def test_a_layer_pruned_away_is_open_on_the_next_forward_pass():
     assert float(twice.own.thresholds[NAME].max()) < 10
     never = replace(method, reset_density=0.0)
     assert not never.train(own, (), Given((batch(0), batch(1))), 0, KEY).mask[NAME].any()
+
+
+def test_a_layer_pruned_away_is_open_under_a_fixed_mask_too():
+    """split: two epochs of weights, in the second of which the mask is made again after all."""
+    method = one_layer(ste="window", sparsity_weight=0.0, training="split", weight_ste=False)
+    own = Local({NAME: start()[0]}, {NAME: torch.full((4,), 10.0)})
+    batches = Given((batch(0), batch(1), batch(2)), epochs=3)
+    after = method.train(own, (), batches, 0, KEY)
+    expected = start()[0].numpy().astype(float)
+    opened = np.ones_like(expected)  # the first step, with everything pruned, moves nothing
+    expected -= LR * gradients(expected, None, opened, batch(1), "filter", weight_ste=False)[0]
+    close(after.own.weights[NAME], expected)
 
 
 def test_a_layer_pruned_away_is_deployed_open_but_sent_as_trained():
@@ -512,6 +539,7 @@ def test_layers_without_thresholds_are_left_alone():
         ({"reg_warmup": 0.0}, "reg_warmup=0.0"),
         ({"clip_norm": 0.0}, "clip_norm=0.0"),
         ({"unmasked": ("fc",)}, "unknown spafl: unmasked layer 'fc'"),
+        ({"unmasked": ("0",)}, "leaves no layer with thresholds.*local_only"),
     ],
 )
 def test_values_that_cannot_work_are_refused(options, words):

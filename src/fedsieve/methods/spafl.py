@@ -8,7 +8,8 @@ Differs  text and released program disagree; the presets `paper` and `code` foll
          without a preset options are those of `code`, importance_norm="kernel" included. Delta
          is sent, though the paper does not count it, to clients that cannot know it. A reset layer
          is open in all of an evaluation, not from its second mini-batch on. Biases of masked layers
-         (fc of resnet8) stay and are never masked; the paper's masked layers have none.
+         (fc of resnet8) stay and are never masked; the paper's masked layers have none. The inverse
+         regulariser reads |tau| as max(tau, 0): see `thresholds.penalty`.
 """
 
 import math

@@ -19,7 +19,7 @@ from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Batches, Task
-from fedsieve.core.optimisers import SGD, Moments, Optimiser
+from fedsieve.core.optimisers import SGD, Moments, Optimiser, undecayed
 from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Constant, Schedule
 from fedsieve.core.thresholds import Granularity, Penalty, Slope, Thresholding, penalty
@@ -56,7 +56,7 @@ class ThresholdTraining:
     task: Task
     lr: float = 0.01  # eta, of weights and thresholds
     schedule: Schedule = Constant()  # of the learning rate, over rounds
-    optimiser: Optimiser = SGD(momentum=0.9)  # of weights and thresholds
+    optimiser: Optimiser = SGD(momentum=0.9)  # of weights and thresholds; its decay is weights'
     persist_momentum: bool = True  # momentum lives on over rounds
     clip_norm: float | None = None  # largest norm of the gradient of weights and thresholds
     granularity: Granularity = "filter"  # a threshold keeps whole rows, or single weights
@@ -68,7 +68,7 @@ class ThresholdTraining:
     sparsity_weight: float = 0.002  # alpha
     regulariser: Penalty = "exp"  # R(tau): exp(-tau) or 1 / (max(tau, 0) + 0.1)
     reg_warmup: float | None = 1.0  # P: the regulariser counts sigmoid(10 round / P - 5)
-    clamp: bool = False  # weights to [-1, 1] and thresholds to [0, 1] after every step
+    clamp: bool = False  # masked weights to [-1, 1], thresholds to [0, 1] after every step
     reset_density: float = 0.01  # a layer this empty gets thresholds 0; 0 never
     compact_training: bool = False  # pruned filters are cut out of every step
 
@@ -83,6 +83,11 @@ class ThresholdTraining:
         for name in self.unmasked:
             if name not in layers:
                 raise ConfigError(unknown("spafl: unmasked layer", name, layers))
+        if not self.masked:
+            raise ConfigError(
+                f"spafl: unmasked={list(self.unmasked)} leaves no layer with thresholds, which is "
+                "local training. Name fewer layers, or use method=local_only."
+            )
 
     @property
     def masked(self) -> list[Layer]:
@@ -121,19 +126,20 @@ class ThresholdTraining:
         return Trained(own, moments, whole, losses / max(steps, 1), processed, steps)
 
     def _phases(self, data: Batches, key: Key) -> list[Phase]:
-        still, moved = None, self.optimiser
+        still, moved, thresholds = None, self.optimiser, undecayed(self.optimiser)
         if self.training == "joint":
-            return [Phase(data.work(key), (moved, moved), is_refreshed=True)]
-        if data.epochs < 2:
+            return [Phase(data.work(key), (moved, thresholds), is_refreshed=True)]
+        if data.epochs < 2 or data.steps < 2:
             raise ConfigError(
-                f"spafl: training={self.training} moves thresholds in the last epoch alone, "
-                f"but epochs={data.epochs}. Set epochs=2 or more, or training=joint."
+                f"spafl: training={self.training} moves thresholds in the last epoch alone, but "
+                f"epochs={data.epochs}, of {data.steps} mini-batches in all. Set epochs=2 or more, "
+                "steps=2 or more if they are given, or training=joint."
             )
         batches = list(data.work(key))
         first = len(batches) * (data.epochs - 1) // data.epochs
         last = still if self.training == "split" else moved
         weights = Phase(batches[:first], (moved, still), is_refreshed=False)
-        return [weights, Phase(batches[first:], (last, moved), self.refresh_mask)]
+        return [weights, Phase(batches[first:], (last, thresholds), self.refresh_mask)]
 
     def _objective(
         self, phase: Phase, rounds: int, mask: Mask
