@@ -190,10 +190,10 @@ def _late(record: Record, name: str) -> float | None:
     return mean(found) if found else None
 
 
-def _best_local_density(record: Record) -> float | None:
-    """Of the round whose local accuracy is the largest, the first of equals."""
+def _at_best(record: Record, name: str) -> float | None:
+    """A figure of the round whose local accuracy is the largest, the first of equals."""
     scored = [(row.local_accuracy, row) for row in record.rows if row.local_accuracy is not None]
-    return max(scored, key=lambda pair: pair[0])[1].local_density if scored else None
+    return getattr(max(scored, key=lambda pair: pair[0])[1], name) if scored else None
 
 
 def _per_client(record: Record, name: str) -> float | None:
@@ -217,7 +217,8 @@ METRICS: dict[str, Callable[[Record], float | None]] = {
     "loss": lambda r: r.summary.loss,
     "density": lambda r: r.summary.density,
     "local_density": lambda r: r.summary.local_density,
-    "best_local_density": _best_local_density,
+    "best_local_density": lambda r: _at_best(r, "local_density"),
+    "best_layer_mean_density": lambda r: _at_best(r, "layer_mean_density"),
     "layer_mean_density": lambda r: r.summary.layer_mean_density,
     "expected_density": lambda r: r.summary.values.get("expected_density"),
     "true_discovery": lambda r: r.summary.true_discovery,
