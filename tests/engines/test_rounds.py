@@ -20,7 +20,7 @@ from fedsieve.engines.evaluate import evaluate
 from fedsieve.engines.pool import Pool
 from fedsieve.engines.post import Link, Post
 from fedsieve.engines.site import Failure, Reply, Site, Train
-from fedsieve.methods import em
+from fedsieve.methods import em, pfnm, vardrop
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.methods.local_only import LocalOnly, Nothing, State
 from fedsieve.wire.codec import Decoder, encode
@@ -76,6 +76,27 @@ def test_a_failed_client_is_as_if_absent_and_counted(accident, tmp_path, caplog)
     assert arrived == set(range(5)) - (
         {bad} if accident == "raise" else set()
     )  # bytes that existed
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "field"), [("pfnm", pfnm.Up, "client"), ("vardrop", vardrop.Up, "device")]
+)
+def test_a_reply_signed_by_another_client_is_left_out(method, kind, field, tmp_path, caplog):
+    rounds = rounds_of(small_job(method=method, rounds=1, cohort=5), tmp_path)
+    inner = rounds.execute
+
+    def execute(requests):
+        for response in inner(requests):
+            if isinstance(response, Reply) and response.client == 2:
+                up = Decoder().decode(response.up.data, kind)
+                yield response._replace(up=encode(up._replace(**{field: 3})))
+            else:
+                yield response
+
+    rounds.execute = execute
+    (played,) = rounds.play(rounds.start())
+    assert (played.row.clients, played.row.lost) == (4, [2])
+    assert f"client 2 left out: its message does not fit: {field}: it is signed by" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,9 @@ class Number:
 
 @dataclass(frozen=True)
 class Natural:
-    """A single whole number >= 0 (one byte per seven bits)."""
+    """A single whole number >= 0 (one byte per seven bits); of a reply's sender, or of anything."""
+
+    is_sender: bool = False
 
 
 Role: TypeAlias = Whole | Kept | Bit | Number | Natural
@@ -55,6 +57,9 @@ Exact: TypeAlias = Annotated[Params, Whole(exact=True)]
 Bits: TypeAlias = Annotated[Mask, Bit()]
 Scalar: TypeAlias = Annotated[float, Number()]
 Count: TypeAlias = Annotated[int, Natural()]
+Sender: TypeAlias = Annotated[
+    int, Natural(is_sender=True)
+]  # a reply with another number is refused
 
 
 class Field(NamedTuple):
@@ -109,5 +114,5 @@ def _role(message: type, name: str, hint: Any) -> Role:
             return extra
     raise TypeError(
         f"{message.__qualname__}.{name} has no wire role: annotate it with Dense, Bits, Scalar, "
-        "Count or Annotated[Params, Kept(where=...)]."
+        "Count, Sender or Annotated[Params, Kept(where=...)]."
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Natural, fields
 from fedsieve.core.method import AnyMethod
 from fedsieve.engines.recall import MaskTable, recall, remember
 from fedsieve.engines.site import Reply
@@ -100,12 +101,16 @@ class Post:
         return Decoder().decode(whole.payload.data, type(self._last))
 
 
-def misfit(up: Any, letter: Letter) -> str:
-    """How the tensors of a reply differ from those of its broadcast; empty if they do not.
+def misfit(up: Any, letter: Letter, client: int) -> str:
+    """How a client's reply does not answer its broadcast; empty if it does.
 
-    In a field that both have they must be the same. A field that goes by a mask may have none:
-    nothing is sent. So may a broadcast, before the first reply, and then anything fits.
+    A number of the sender must be the client's. In a field that both have tensors must be the same.
+    A field that goes by a mask may have none: nothing is sent. So may a broadcast, before the first
+    reply, and then anything fits.
     """
+    for name, role in fields(type(up)):
+        if isinstance(role, Natural) and role.is_sender and getattr(up, name) != client:
+            return f"{name}: it is signed by client {getattr(up, name)}"
     if not up or not letter.schema:
         return ""
     asked = {part.name: part for part in unpacked(letter.schema).parts}

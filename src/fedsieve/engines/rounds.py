@@ -247,7 +247,7 @@ class Rounds:
             return Refusal(reply.client, str(error))
         except WireError as error:
             return Failure(reply.client, f"its message cannot be read: {error}")
-        if difference := misfit(up, letters[reply.client]):
+        if difference := misfit(up, letters[reply.client], reply.client):
             return Failure(reply.client, f"its message does not fit: {difference}")
         if not tree.is_finite(up):
             return Failure(reply.client, "its message has non-finite values")

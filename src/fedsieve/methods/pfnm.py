@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsieve.core import keys, local, tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Count, Dense, Exact, Params
+from fedsieve.core.message import Count, Dense, Exact, Params, Sender
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Task, register
 from fedsieve.core.optimisers import Adam, Optimiser
 from fedsieve.core.options import in_range
@@ -54,7 +54,7 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     weights: Dense
     classes: Exact  # how many examples of each class
-    client: Count
+    client: Sender
 
 
 @register("pfnm")
@@ -71,7 +71,7 @@ class Pfnm(Method[Server, State, Down, Up]):
     sweeps: int = 5  # re-matchings of all clients in the first round
     later_sweeps: int = 3  # and in later ones, which start from the labels before
     width_shares: tuple[float, ...] = (1.0,)  # client c has width_shares[c mod length] of the width
-    reg: float = 1e-6  # L2 in a client's first round, then a tie to where the round started
+    reg: float = 1e-6  # L2 in the first round, then a tie to where the round started
     reg_factor: float = 0.0  # of the tie, from each round to the next
     first_epochs: int | None = None  # passes in the first round, in place of `epochs`
     lr: float = 0.01  # client learning rate

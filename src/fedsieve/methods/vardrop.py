@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsieve.core import keys, masks, tree, variational
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bits, Count, Exact, Kept, Mask, Params
+from fedsieve.core.message import Bits, Count, Exact, Kept, Mask, Params, Sender
 from fedsieve.core.method import Batches, Cohort, Method, Metrics, register
 from fedsieve.core.options import in_range
 from fedsieve.core.variational import Posterior
@@ -66,7 +66,7 @@ class Up(NamedTuple):
     log_variance: Annotated[Params, Kept(where="mask")]
     statistics: Exact  # of normalisation layers
     examples: Count
-    device: Count
+    device: Sender
 
 
 @register("vardrop")
