@@ -45,7 +45,7 @@ def test_the_objective_shown_is_the_energy_of_the_networks_that_were_matched(fol
     still = [np.zeros((0, 3), int)] * 2
     again = match_networks(networks, counts, job.method.settings, still, start=matched.labels)
     assert matched.rounds == 2
-    for shown, layer in zip(matched.objectives, again.layers, strict=True):
+    for shown, layer in zip(matched.energies, again.layers, strict=True):
         assert shown == pytest.approx(layer.energy, abs=1e-6)
 
 
@@ -62,9 +62,12 @@ def test_inspect_shows_the_table_and_draws_the_picture(folder, tmp_path, capsys)
     shown = capsys.readouterr().out
     assert "matching after round 2, 3 clients" in shown
     matched = read_matched(folder)
+    assert [len(falls) for falls in matched.falls] == [3 * 3] * 2  # later_sweeps of 3 clients
+    assert min(map(min, matched.falls)) > -1e-9
+    assert f"layer 1: 9 re-matchings lowered the objective by {sum(matched.falls[0]):.2f}" in shown
     for layer, width in enumerate((8, 6)):
         atoms = 1 + max(own.max() for own in matched.labels[layer])
-        assert f"{atoms:>6}  {matched.objectives[layer]:>12.2f}" in shown
+        assert f"{atoms:>6}  {matched.energies[layer]:>12.2f}" in shown
         picture = (tmp_path / f"layer{layer + 1}.svg").read_text()
         assert picture.count("<rect") == 3 * width
 

@@ -1,11 +1,9 @@
 """What a run of neural matching left: its matching, and how good its pieces are."""
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedsieve.config import make, read_toml
 from fedsieve.core.keys import Key
@@ -14,7 +12,6 @@ from fedsieve.engines.folder import RunFolder
 from fedsieve.job import Job, build
 from fedsieve.matching.book import read_book
 from fedsieve.matching.costs import Ints
-from fedsieve.matching.result import usage
 from fedsieve.methods.pfnm import Pfnm, Server, State
 
 
@@ -32,7 +29,8 @@ class Matched(NamedTuple):
     rounds: int
     clients: list[int]
     labels: list[list[Ints]]  # [layer][place in clients]
-    objectives: list[float | None]  # [layer]: the energy F; None if nothing was re-matched
+    energies: list[float]  # [layer]
+    falls: list[list[float]]  # [layer]: of the objective by each re-matching
 
 
 def is_matching(folder: Path) -> bool:
@@ -48,8 +46,9 @@ def read_matched(folder: Path) -> Matched | None:
     if server is None or not server.labels:
         return None
     clients, labels = read_book(server.labels)
-    values = [_energy(own, server.steps[str(layer)]) for layer, own in enumerate(labels)]
-    return Matched(server.rounds, clients, labels, values)
+    steps = [server.steps[str(layer)] for layer in range(len(labels))]
+    falls = [(before - after).tolist() for _, before, after, _ in (s.unbind(1) for s in steps)]
+    return Matched(server.rounds, clients, labels, server.energies.tolist(), falls)
 
 
 def pieces(folder: Path) -> tuple[float, list[Piece]]:
@@ -71,15 +70,6 @@ def pieces(folder: Path) -> tuple[float, list[Piece]]:
         part = method.broadcast(server, client, Key(0)).weights
         found.append(Piece(client, _accuracy(job, state.weights), _accuracy(job, part)))
     return _accuracy(job, server.weights), found
-
-
-def _energy(labels: list[Ints], steps: Tensor) -> float | None:
-    """F of one layer: the last step's objective less 2 log(K_s!) of the client re-matched last."""
-    if not len(steps):
-        return None
-    place, _, after, _ = steps[-1].tolist()
-    alone = usage(labels).sum(1)[labels[int(place)]] == 1
-    return float(after - 2 * math.lgamma(alone.sum() + 1))
 
 
 def _accuracy(job: Job, model: Params) -> float:

@@ -19,15 +19,24 @@ MODES = [
 ]
 
 
-def networks(rng, num_clients, depth, *, inputs=4, classes=3, widths=(3, 6), scale=1.0):
-    """Random perceptrons with hidden widths of their own."""
+def networks(rng, num_clients, depth, *, widths=(3, 6), scale=1.0, blocks=None):
+    """Random networks with hidden widths of their own, 4 inputs and 3 classes."""
     found = []
     for _ in range(num_clients):
-        sizes = [inputs, *rng.integers(*widths, size=depth), classes]
+        sizes = [4, *rng.integers(*widths, size=depth), 3]
         found.append([])
-        for a, b in itertools.pairwise(sizes):
-            found[-1] += [scale * rng.normal(size=(a, b)), 0.1 + scale * rng.normal(size=b)]
+        for (a, b), block in zip(itertools.pairwise(sizes), blocks or [1] * 9, strict=False):
+            found[-1] += [scale * rng.normal(size=(a * block, b)), 0.1 + scale * rng.normal(size=b)]
     return found
+
+
+def assert_equal(ours, labels, network):
+    """Our matching has the labels and weights of the slow one."""
+    for mine, theirs in zip(ours.assignments, labels, strict=True):
+        for own, other in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(own, other)
+    for mine, theirs in zip(ours.global_weights, network, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-10)
 
 
 def counts_of(rng, num_clients, classes=3):
@@ -64,27 +73,42 @@ def test_labels_and_weights_equal_the_slow_ones(depth, mode, padding):
         clients = networks(rng, num_clients, depth)
         counts = counts_of(rng, num_clients)
         orders = orders_of(rng, depth, 2, num_clients)
-        variances = {"sigma2": rng.uniform(0.2, 1.5), "sigma0_2": rng.uniform(0.5, 3)}
-        gamma0 = rng.uniform(0.1, 5)
-        settings = {**mode, **variances, "gamma0": gamma0, "padding": padding}
+        values = depth if seed else None  # one number for all layers, then one for each
+        settings = {
+            **mode,
+            "sigma2": rng.uniform(0.2, 1.5, size=values),
+            "sigma0_2": rng.uniform(0.5, 3, size=values),
+            "gamma0": rng.uniform(0.1, 5, size=values),
+            "eps": mode["eps"] * rng.uniform(0.5, 1.5, size=values),
+            "padding": padding,
+        }
         ours = match(clients, class_counts=counts, orders=orders, **settings)
-        labels, network = layers_of(clients, counts, orders, **settings)
-        for layer, s in itertools.product(range(depth), range(num_clients)):
-            np.testing.assert_array_equal(ours.assignments[layer][s], labels[layer][s])
-        for mine, theirs in zip(ours.global_weights, network, strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-10)
+        assert_equal(ours, *layers_of(clients, counts, orders, **settings))
 
 
-def test_twelve_clients_meet_the_cap_of_the_program():
-    rng = np.random.default_rng(3)
-    clients = networks(rng, 12, 1, widths=(2, 4), scale=0.3)
-    counts, orders = counts_of(rng, 12), orders_of(rng, 1, 2, 12)
+@pytest.mark.parametrize("padding", ["full", "zero"])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_channels_of_several_rows_are_matched_as_by_the_slow_one(mode, padding):
+    blocks = (1, 4, 3, 1)
+    for seed in range(2):
+        rng = np.random.default_rng([7, seed])
+        clients = networks(rng, 3, 3, widths=(2, 5), scale=0.7, blocks=blocks)
+        counts, orders = counts_of(rng, 3), orders_of(rng, 3, 2, 3)
+        settings = Settings(**mode, padding=padding)
+        ours = match_networks(clients, counts, settings, orders, blocks=blocks)
+        expected = layers_of(clients, counts, orders, **mode, padding=padding, blocks=blocks)
+        assert_equal(ours, *expected)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_more_than_ten_clients_meet_the_cap_of_the_program(seed):
+    rng = np.random.default_rng([3, seed])
+    num_clients = 12 + seed % 3
+    clients = networks(rng, num_clients, 1, widths=(2, 4), scale=0.6)
+    counts, orders = counts_of(rng, num_clients), orders_of(rng, 1, 2, num_clients)
     ours = match(clients, class_counts=counts, orders=orders, preset="pfnm-code")
-    labels, network = layers_of(clients, counts, orders, preset="pfnm-code")
     assert ours.counts[0].max() > 10
-    for s in range(12):
-        np.testing.assert_array_equal(ours.assignments[0][s], labels[0][s])
-    np.testing.assert_allclose(ours.global_weights[2], network[2], rtol=0, atol=1e-10)
+    assert_equal(ours, *layers_of(clients, counts, orders, preset="pfnm-code"))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +162,23 @@ def test_rematching_never_raises_the_objective_and_reaches_the_optimum_of_all_pl
                     atoms[c].append((s, j)) if c < size else atoms.append([(s, j)])
                 found.append(slow.objective(atoms, s))
             assert best == pytest.approx(min(found), abs=1e-9)
+
+
+def test_the_objective_falls_where_clients_keep_many_atoms_to_themselves():
+    """Then F alone may rise, and 2 log(K_s!) is what makes up for it."""
+    rises = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        *_, problem = random_layer(rng, widths=(3, 7), num_clients=4)
+        rule, order = Rule(gamma0=20.0), orders_of(rng, 1, 4, 4)[0]
+        state = collect(problem, dict(enumerate(match_layer(problem, rule, order[:0]).labels)))
+        for s in order.ravel():
+            after = place(problem, rule, remove(problem, state, s), s)
+            rises += energy(problem, rule, after.atoms) > energy(problem, rule, state.atoms) + 1e-9
+            gain = objective(problem, rule, after, s) - objective(problem, rule, state, s)
+            assert gain <= 1e-9
+            state = after
+    assert rises
 
 
 def test_with_equal_scalar_variances_the_kl_cost_is_equation_11():

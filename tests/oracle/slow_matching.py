@@ -129,50 +129,69 @@ def shares(counts):
     return f
 
 
-def layers_of(clients, class_counts, orders, *, sigma2=1.0, sigma0_2=1.0, padding="full", **rest):
-    """(assignments, network) of perceptrons, hyper-parameters equal in all layers."""
+def rows_of(net, layer, block, above):
+    """Neurons as [incoming,] bias, outgoing, these in the columns of the atoms `above`."""
+    out, rows = net[2 * layer + 2], []
+    for j in range(len(net[2 * layer + 1])):
+        row = list(net[0][:, j]) if layer == 0 else []
+        row.append(net[2 * layer + 1][j])
+        for line in out[j * block : (j + 1) * block]:
+            if above is None:
+                row += list(line)
+                continue
+            labels, size = above
+            padded = [0.0] * size
+            for position, value in zip(labels, line, strict=True):
+                padded[position] = value
+            row += padded
+        rows.append(row)
+    return np.array(rows)
+
+
+def layers_of(clients, class_counts, orders, *, padding="full", blocks=None, **settings):
+    """(assignments, network); blocks[l] rows of W_l belong to one neuron that sends.
+
+    Numbers among the settings are for all hidden layers, or one for each.
+    """
     S, L, D = len(clients), len(clients[0]) // 2 - 1, len(clients[0][0])
     f = shares(class_counts)
+    blocks = blocks or [1] * (L + 1)
+
+    def of(layer, name, default):
+        return float(np.broadcast_to(settings.get(name, default), L)[layer])
+
     assignments, thetas = [None] * L, [None] * L
     for layer in reversed(range(L)):
-        neurons, lams = [], []
+        neurons, lams, block = [], [], blocks[layer + 1]
+        sigma2, sigma0_2 = of(layer, "sigma2", 1.0), of(layer, "sigma0_2", 1.0)
         for s, net in enumerate(clients):
-            rows, lam = [], []
-            out = net[2 * layer + 2]
-            for j in range(len(net[2 * layer + 1])):
-                row = list(net[0][:, j]) if layer == 0 else []
-                row.append(net[2 * layer + 1][j])
-                if layer == L - 1:
-                    row += list(out[j])
-                else:
-                    width, line = len(thetas[layer + 1]), out[j]
-                    padded = [0.0] * width
-                    for position, value in zip(assignments[layer + 1][s], line, strict=True):
-                        padded[position] = value
-                    row += padded
-                rows.append(row)
+            above = None if layer == L - 1 else (assignments[layer + 1][s], len(thetas[layer + 1]))
+            rows, lam = rows_of(net, layer, block, above), []
             lam += [1 / sigma2] * (D + 1 if layer == 0 else 1)
             if layer == L - 1:
-                lam += [share / sigma2 for share in f[s]]
+                lam += [share / sigma2 for share in f[s]] * block
             else:
                 held = set(assignments[layer + 1][s].tolist())
                 full = padding == "full"
                 lam += [
                     1 / sigma2 if full or i in held else 0.0 for i in range(len(thetas[layer + 1]))
-                ]
-            neurons.append(np.array(rows))
+                ] * block
+            neurons.append(rows)
             lams.append(np.array(lam))
         m0 = np.zeros(len(lams[0]))
         m0[D if layer == 0 else 0] = 0.1
-        one = Layer(neurons, lams, m0, np.full(len(m0), 1 / sigma0_2), **rest)
+        own = {"gamma0": of(layer, "gamma0", 1.0), "eps": of(layer, "eps", 0.0)}
+        one = Layer(neurons, lams, m0, np.full(len(m0), 1 / sigma0_2), **{**settings, **own})
         atoms = one.match(orders[layer])
         assignments[layer] = [one.labels(atoms, s) for s in range(S)]
         thetas[layer] = np.array([one.theta(members) for members in atoms])
     network = [thetas[0][:, :D].T, thetas[0][:, D]]
     for layer in range(L):
-        network.append(thetas[layer][:, D + 1 :] if layer == 0 else thetas[layer][:, 1:])
+        sent = thetas[layer][:, D + 1 :] if layer == 0 else thetas[layer][:, 1:]
+        network.append(sent.reshape(len(sent) * blocks[layer + 1], -1))
         if layer < L - 1:
             network.append(thetas[layer + 1][:, 0])
+    sigma2, sigma0_2 = of(L - 1, "sigma2", 1.0), of(L - 1, "sigma0_2", 1.0)
     top = sum(f[s] * net[-1] / sigma2 for s, net in enumerate(clients))
     network.append((top + 0.1 / sigma0_2) / (1 / sigma0_2 + f.sum(0) / sigma2))
     return assignments, network

@@ -19,8 +19,14 @@ def show_matching(folder: Path, svg: Path | None) -> None:
         typer.echo("no checkpoint holds a matching yet")
         return
     typer.echo(f"\nmatching after round {matched.rounds}, {len(matched.clients)} clients")
-    for line in table(matched.labels, matched.objectives):
+    for line in table(matched.labels, matched.energies):
         typer.echo(line)
+    for number, falls in enumerate(matched.falls, 1):
+        last = sum(falls[-len(matched.clients) :])
+        typer.echo(
+            f"layer {number}: {len(falls)} re-matchings lowered the objective by {sum(falls):.2f}, "
+            f"the last {len(matched.clients)} of them by {last:.2f}"
+        )
     names = [str(client) for client in matched.clients]
     for number, labels in enumerate(matched.labels, 1):
         typer.echo(f"layer {number}: clients by atoms, the most used first")

@@ -129,7 +129,10 @@ def in_range(
     fits_high = value < high if below else value <= high
     if not (fits_low and fits_high):
         bound = f"{'>' if above else '>='} {low:g}"
-        bound += "" if high == float("inf") else f" and {'<' if below else '<='} {high:g}"
+        if high < float("inf"):
+            bound += f" and {'<' if below else '<='} {high:g}"
+        elif below:
+            bound += " and finite"
         raise ConfigError(f"{where}={value!r}: must be {bound}.")
 
 

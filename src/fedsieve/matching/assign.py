@@ -28,7 +28,7 @@ Labels: TypeAlias = Mapping[int, Ints]  # client -> atom of each of its neurons
 
 
 class Step(NamedTuple):
-    """One re-matching; the objective F + 2 log(K_s!) never rises."""
+    """One re-matching; F + 2 log(K_s!) never rises, unless the preset's limit of atoms binds."""
 
     client: int
     before: float
@@ -113,7 +113,13 @@ def remove(problem: Problem, state: State, client: int) -> State:
 def place(problem: Problem, rule: Rule, state: State, client: int) -> State:
     """The state with a client: each of its neurons joins an atom or opens one, at least cost."""
     size = len(state.atoms.sums)
-    labels = cheapest(cost(problem, rule, state.atoms, client), size)
+    costs = cost(problem, rule, state.atoms, client)
+    if not np.isfinite(costs).all():
+        raise ConfigError(
+            f"matching: costs of client {client} overflow. Its weights are too large, or variances "
+            "too small."
+        )
+    labels = cheapest(costs, size)
     is_new = labels == size
     opened = int(is_new.sum())
     labels[is_new] += np.arange(opened)

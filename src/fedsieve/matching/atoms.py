@@ -37,10 +37,9 @@ def read_networks(clients: Sequence[Sequence[object]], blocks: Sequence[int] = (
     Raises:
         ConfigError: none is given, shapes do not fit together, or a weight is not finite.
     """
-    if not clients:
+    if not len(clients):
         raise ConfigError("matching: there are no clients.")
-    networks = [[np.asarray(x, np.float64) for x in client] for client in clients]
-    ends = networks[0][0].shape[:1], networks[0][-1].shape, len(networks[0])
+    networks = [[_read(x, c) for x in client] for c, client in enumerate(clients)]
     for client, network in enumerate(networks):
         where = f"matching: client {client}"
         if len(network) < 4 or len(network) % 2:
@@ -48,12 +47,13 @@ def read_networks(clients: Sequence[Sequence[object]], blocks: Sequence[int] = (
                 f"{where}: expected [W0, b0, W1, b1, ...] with at least one hidden layer, "
                 f"found {len(network)} arrays."
             )
-        if (network[0].shape[:1], network[-1].shape, len(network)) != ends:
+        ends = [(len(x), x[0].shape[:1], x[-1].shape) for x in (network, networks[0])]
+        if ends[0] != ends[1]:
             raise ConfigError(
                 f"{where}: inputs, classes or depth differ from those of client 0: "
                 f"{[x.shape for x in network]} against {[x.shape for x in networks[0]]}."
             )
-        width = len(network[0])
+        width = network[0].shape[0] if network[0].ndim else 0
         for layer, (weight, bias) in enumerate(zip(network[::2], network[1::2], strict=True)):
             rows = width * (blocks[layer] if layer and blocks else 1)
             if weight.ndim != 2 or bias.shape != weight.shape[1:] or len(weight) != rows:
@@ -75,7 +75,7 @@ def class_shares(counts: object, num_clients: int, num_classes: int) -> Floats:
     if found.shape != (num_clients, num_classes) or not (found >= 0).all():
         raise ConfigError(
             f"matching: class_counts must be ({num_clients}, {num_classes}) numbers >= 0, found "
-            f"shape {found.shape}."
+            f"{found.shape} from {found.min(initial=0)} on."
         )
     total = found.sum(0)
     if not np.isfinite(total).all():
@@ -162,3 +162,12 @@ def _blocks(network: Network, layer: int) -> Floats:
     """Outgoing weights of each neuron: (neurons, rows of its block, receivers)."""
     weight, neurons = network[2 * layer + 2], len(network[2 * layer + 1])
     return weight.reshape(neurons, -1, weight.shape[1])
+
+
+def _read(array: object, client: int) -> Floats:
+    try:
+        return np.asarray(array).astype(np.float64, casting="same_kind")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"matching: client {client}: a weight or bias is no array of real numbers: {error}."
+        ) from error

@@ -9,7 +9,7 @@ import numpy as np
 from fedsieve.core import keys
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.options import in_range
+from fedsieve.core.options import coerce, in_range
 from fedsieve.matching.assign import LayerMatch, match_layer
 from fedsieve.matching.atoms import (
     Above,
@@ -103,7 +103,8 @@ def match(
             or not at all ("zero").
         sweeps: how often all clients are re-matched; 0 is the greedy pass alone.
         orders: for each hidden layer, bottom first, the clients in the order of re-matching, an
-            array (sweeps, clients) that is replayed as it is; drawn from a fixed key if None.
+            array (sweeps, clients) that is replayed as it is, whatever `sweeps` is unless 0; drawn
+            from a fixed key if None.
 
     Raises:
         ConfigError: networks do not fit together, or a setting is out of range.
@@ -117,10 +118,15 @@ def match(
         kl=kl,
         padding=padding,
     )
-    layers = len(clients[0]) // 2 - 1 if len(clients) else 0
-    if orders is None or sweeps == 0:
-        orders = visiting_orders(Key(0), layers, sweeps, len(clients))
-    return match_networks(clients, class_counts, settings, orders)
+    coerce(sweeps, int, "matching: sweeps")
+    networks = read_networks(clients)
+    layers = len(networks[0]) // 2 - 1
+    visits = visiting_orders(Key(0), layers, sweeps, len(networks))
+    if orders is not None:
+        visits = _read_orders(orders, layers, len(networks))
+    if sweeps == 0:
+        visits = [order[:0] for order in visits]
+    return match_networks(networks, class_counts, settings, visits)
 
 
 def match_networks(

@@ -53,20 +53,17 @@ class Matching:
         return "\n".join(table(self.assignments, [layer.energy for layer in self.layers]))
 
 
-def table(
-    assignments: Sequence[Sequence[Ints]], objectives: Sequence[float | None]
-) -> Iterator[str]:
+def table(assignments: Sequence[Sequence[Ints]], energies: Sequence[float]) -> Iterator[str]:
     """Lines of text: for each layer its atoms and by how many clients they are used."""
     num_clients = len(assignments[0])
     yield f"{'layer':>5}  {'neurons':>8}  {'atoms':>6}  {'objective':>12}  atoms by users"
-    for number, (labels, value) in enumerate(zip(assignments, objectives, strict=True), 1):
+    for number, (labels, value) in enumerate(zip(assignments, energies, strict=True), 1):
         counts = usage(labels).sum(1)
         users = np.bincount(counts, minlength=num_clients + 1)
         spread = "  ".join(f"{n}:{users[n]}" for n in range(1, num_clients + 1) if users[n])
         widths = sorted({len(own) for own in labels})
         neurons = f"{widths[0]}" if len(widths) == 1 else f"{widths[0]}-{widths[-1]}"
-        energy = "-" if value is None else f"{value:.2f}"
-        yield f"{number:>5}  {neurons:>8}  {len(counts):>6}  {energy:>12}  {spread}"
+        yield f"{number:>5}  {neurons:>8}  {len(counts):>6}  {value:>12.2f}  {spread}"
 
 
 def usage(labels: Sequence[Ints]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:

@@ -38,6 +38,7 @@ class Server(NamedTuple):
     weights: Params
     labels: Params  # "client.layer" -> atoms, of the clients matched last
     steps: Params  # "layer" -> (re-matchings, 4): whose reply, objective before and after, atoms
+    energies: Tensor  # of the layers
     rounds: int
 
 
@@ -103,7 +104,7 @@ class Pfnm(Method[Server, State, Down, Up]):
         )
 
     def init_server(self, key: Key) -> Server:
-        return Server(self.task.init_params(fold(key, "weights")), {}, {}, 0)
+        return Server(self.task.init_params(fold(key, "weights")), {}, {}, torch.zeros(0), 0)
 
     def init_client(self, client: int, key: Key) -> State:
         return State(client, {})
@@ -161,7 +162,8 @@ class Pfnm(Method[Server, State, Down, Up]):
         }
         weights = layout.params(matching.global_weights)
         labels = write_book(clients, matching.assignments)
-        return Server(weights, labels, steps, server.rounds + 1)
+        energies = torch.tensor([x.energy for x in matching.layers], dtype=torch.float64)
+        return Server(weights, labels, steps, energies, server.rounds + 1)
 
     def deploy(self, server: Server, state: State | tuple[()]) -> Params:
         return server.weights
