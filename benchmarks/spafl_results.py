@@ -54,19 +54,24 @@ def export(library: Path, target: Path) -> None:
 
 
 def label_of(found: dict[str, Any]) -> str | None:
-    """The row of a recipe with these options."""
-    for name in ("spafl_fashion_mnist", "spafl_ablations"):
-        recipe = find(name)
+    """The row of a recipe with these options, and the tier if they are its own."""
+    for recipe in map(find, ("spafl_fashion_mnist", "spafl_ablations")):
         assert isinstance(recipe, Recipe)
         for row in recipe.rows:
-            config = make({**row.settings, "rounds": 1})
-            wanted = {"method": config.method, **config.options}
-            plain = {"share": True, "importance": True, "regulariser": "exp", "unmasked": ()}
-            # compact training is the same run up to rounding
-            asked = {n: v for n, v in (plain | wanted).items() if n != "compact_training"}
-            if all(found.get(n) == v for n, v in asked.items() if n in found):
-                return row.label
+            own = {f", {n}": tier.own[row.label] for n, tier in recipe.tiers.items()
+                   if row.label in tier.own}  # fmt: skip
+            for words, settings in {"": {}, **own}.items():
+                config = make({**row.settings, **settings, "rounds": 1})
+                if fits(found, {"method": config.method, **config.options}):
+                    return row.label + words
     return None
+
+
+def fits(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether a run has the options of a row; compact training is the same up to rounding."""
+    plain = {"share": True, "importance": True, "regulariser": "exp", "unmasked": ()}
+    asked = {n: v for n, v in (plain | wanted).items() if n != "compact_training"}
+    return all(found.get(n) == v for n, v in asked.items() if n in found)
 
 
 def series(rows: list[Row]) -> list[dict[str, float | int]]:
