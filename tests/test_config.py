@@ -14,6 +14,7 @@ from fedsieve.core.errors import ConfigError, DataError, FedsieveError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import registered
 from fedsieve.data.sources import load
+from fedsieve.export import export_run
 from fedsieve.job import build
 
 NONSENSE = st.one_of(
@@ -116,6 +117,16 @@ def test_own_model_and_data_run_from_python():
     assert first.config.dataset == "object:mine"
     instance = fedsieve.run(dataset=digits(), model=Tiny(), clients=3, rounds=1)
     assert instance.model.keys() == first.model.keys()
+
+
+def test_a_run_on_data_handed_over_says_how_to_bring_it_again(tmp_path):
+    fedsieve.run(dataset=digits(), model="linear", clients=3, rounds=1, out=tmp_path / "run")
+    for again in (
+        lambda: fedsieve.run(out=tmp_path / "run", resume=True, rounds=2),
+        lambda: export_run(tmp_path / "run", tmp_path / "model"),
+    ):
+        with pytest.raises(DataError, match=r"was an object, mine, handed over.*npz:FILE"):
+            again()
 
 
 def test_results_do_not_depend_on_torch_threads_and_leave_them_alone():

@@ -66,9 +66,15 @@ def build(
         factory, dataset.kind, dataset.input_shape, is_tokens=dataset.layout == "tokens"
     )
     method = construct(method_class(config.method), config.options, config.method, task=task)
+    if config.init_from is not None and not method.takes_start:
+        raise ConfigError(
+            f"init_from: clients of {config.method} draw their own first networks. Leave it out."
+        )
     if method.pools_data:
         federation = federation.pooled()
     cohort = min(config.cohort or DEFAULT_COHORT, federation.num_clients)
+    if method.asks_all:
+        cohort = federation.num_clients
     complete = dataclasses.replace(
         config,
         model=model_name,

@@ -40,6 +40,8 @@ def test_a_plan_is_shown_as_tables(cli):
     assert code == 0
     for words in ("true / limit", "in all", "server memory", "client memory", "time"):
         assert words in out
+    assert "Rounds after the 5th are taken to be like it" in out
+    assert "5th" not in cli("plan", *SMALL, "--rounds=5")[1]  # all were played
 
 
 def test_a_plan_for_bad_settings_is_refused(cli):

@@ -125,6 +125,7 @@ def test_nested_options_lists_none_and_words_are_read():
         ("False", bool, False),
         ("1, 2,3", tuple[int, ...], (1, 2, 3)),
         ("[1, 2]", tuple[int, ...], (1, 2)),
+        ("""["fc1", 'fc2', fc3]""", tuple[str, ...], ("fc1", "fc2", "fc3")),
         ([], tuple[int, ...], ()),
         (5, tuple[int, ...], (5,)),
         ("none", float | None, None),
@@ -261,6 +262,7 @@ def test_random_text_is_refused_with_config_error_or_means_what_it_spells(text):
         (1, (0, 1), {"below": True}, "x=1: must be >= 0 and < 1."),
         (float("nan"), (0,), {}, "x=nan: must be >= 0."),
         (0, (0, 0.5), {"above": True}, "x=0: must be > 0 and <= 0.5."),
+        (float("inf"), (0,), {"below": True}, "x=inf: must be >= 0 and finite."),
     ],
 )
 def test_in_range_says_value_and_rule(value, bounds, flags, message):

@@ -9,11 +9,14 @@ from torch import nn
 
 import fedsieve
 from fedsieve.config import make
-from fedsieve.core.errors import DataError, ModelError
+from fedsieve.core.errors import ConfigError, DataError, ModelError
+from fedsieve.core.keys import fold
 from fedsieve.core.masks import density, nonzero
+from fedsieve.engines.folder import RunFolder
 from fedsieve.export import export_run, load, read
 from fedsieve.job import build
 from fedsieve.library import read_run
+from fedsieve.methods import spafl
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +90,59 @@ def test_a_folder_in_use_an_unfinished_run_and_a_run_without_a_global_model_are_
     fedsieve.run(
         method="local_only", model="mlp(hidden=[4])", clients=2, rounds=1, out=tmp_path / "own"
     )
-    with pytest.raises(DataError, match="no global model"):
+    with pytest.raises(DataError, match=r"no global model.*--client 0"):
         export_run(tmp_path / "own", tmp_path / "model")
+    with pytest.raises(ConfigError, match="client=2: must be >= 0 and <= 1"):
+        export_run(tmp_path / "own", tmp_path / "model", client=2)
+    with pytest.raises(ConfigError, match="all clients of fedsparse have one model"):
+        export_run(run, tmp_path / "model", client=0)
     fedsieve.run(
         method="fedmix", model="mlp(hidden=[4])", clients=2, rounds=1, out=tmp_path / "mix"
     )
     with pytest.raises(DataError, match="not a single network"):
         export_run(tmp_path / "mix", tmp_path / "model")
+
+
+def test_a_client_s_own_model_is_cut_and_answers_like_the_masked_one(tmp_path):
+    fedsieve.run(
+        method="spafl", model="mlp(hidden=[20])", clients=4, cohort=2, rounds=6, epochs=3, lr=0.1,
+        sparsity_weight=0.1, unmasked=["fc2"], out=tmp_path / "run", seed=3,
+    )  # fmt: skip
+    record, kept = read_run(tmp_path / "run"), RunFolder(tmp_path / "run")
+    job = build(record.config)
+    x, y = job.dataset.inputs(job.dataset.x_test), job.dataset.y_test
+    cut = []
+    for client in range(4):
+        description = export_run(tmp_path / "run", tmp_path / str(client), client=client)
+        assert description.origin["client"] == str(client)
+        cut.append(description.values < description.whole_values)
+        state = kept.state(spafl.State, client) or job.method.init_client(client, fold(3, "init"))
+        masked = job.method.deploy(kept.server(spafl.Server), state)
+        with torch.no_grad():
+            found = load(tmp_path / str(client))(x)
+        expected = job.method.task.predict(masked, x)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        own = job.partition.test[client]
+        right = (found[own].argmax(1) == y[own]).float().mean().item()
+        assert right == pytest.approx(record.evaluations[-1].client_accuracy[client])
+    assert any(cut)
+
+
+def test_a_matched_network_is_exported_with_the_widths_it_has(tmp_path):
+    result = fedsieve.run(
+        method="pfnm", model="mlp(hidden=[12])", clients=3, cohort=3, rounds=1, gamma0=1e9,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    width = int(result.rows[-1].values["atoms_1"])
+    assert width > 12
+    description = export_run(tmp_path / "run", tmp_path / "model")
+    assert description.values == 64 * width + width + 10 * width + 10
+    assert description.values == result.rows[-1].deployed_values
+    job = build(result.config)
+    with torch.no_grad():
+        found = load(tmp_path / "model")(job.dataset.inputs(job.dataset.x_test))
+    right = (found.argmax(1) == job.dataset.y_test).float().mean().item()
+    assert right == pytest.approx(result.summary.global_accuracy)
 
 
 def test_what_is_no_exported_model_is_refused(exported, tmp_path):

@@ -403,3 +403,7 @@ def test_statistics_of_normalisation_stay_local_and_are_averaged_on_the_server(t
 def test_values_that_cannot_work_are_refused(option, value):
     with pytest.raises(ConfigError, match=option):
         vardrop_job(**{option: value})
+
+
+def test_all_devices_are_the_cohort_whatever_was_asked_for():
+    assert small_job(method="vardrop", clients=5, cohort=2).config.cohort == 5

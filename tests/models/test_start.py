@@ -54,3 +54,10 @@ def test_files_that_are_none_are_refused(tmp_path):
     for name in ("text", "missing"):
         with pytest.raises(ConfigError, match=r"init_from.*not a readable safetensors file"):
             small_job(init_from=str(tmp_path / name))
+
+
+def test_methods_whose_clients_draw_their_own_networks_refuse_a_file(tmp_path):
+    save_file({"fc1.weight": torch.zeros(12, 64)}, tmp_path / "start.safetensors")
+    for method in ("pfnm", "gpi_fnm"):
+        with pytest.raises(ConfigError, match=f"clients of {method} draw their own"):
+            small_job(method=method, init_from=str(tmp_path / "start.safetensors"))

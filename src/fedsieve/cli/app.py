@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import warnings
 from collections.abc import Collection
 from importlib import import_module
 from importlib.metadata import version
@@ -51,7 +52,7 @@ COMMANDS = {
     "export": Command(
         "export",
         "export",
-        "Write the global model of a run as a smaller dense network with equal outputs.",
+        "Write a run's or a client's model as a smaller dense network with equal outputs.",
     ),
     "report": Command(
         "report",
@@ -122,6 +123,8 @@ def main() -> None:
         format="%(message)s",
         handlers=[RichHandler(console=console, show_time=False, show_path=False)],
     )
+    logging.captureWarnings(capture=True)
+    warnings.formatwarning = lambda message, *_: str(message)  # without the line of our source
     try:
         application(sys.argv[1:2])()
     except FedsieveError as error:

@@ -12,16 +12,19 @@ from fedsieve.export import export_run
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the model.")],
+    client: Annotated[
+        int | None, typer.Option(help="Whose model, where each client has its own.")
+    ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data files.")] = None,
 ) -> None:
-    """Write the global model of a run as a smaller dense network with equal outputs.
+    """Write a run's or a client's model as a smaller dense network with equal outputs.
 
     Pruned filters, units and features are cut out; what constant channels add goes into biases.
     The folder gets `model.safetensors` and `model.json`; `fedsieve.export.load(DIR)` makes a torch
     module of them.
     """
     with one_thread():
-        found = export_run(run, out, data_root)
+        found = export_run(run, out, data_root, client)
     for name, ours, whole in (
         ("parameters", found.values, found.whole_values),
         ("MACs", found.macs, found.whole_macs),

@@ -31,7 +31,10 @@ def methods(
     cls = method_class(name)
     module = inspect.getmodule(cls)
     console.print((module.__doc__ or "").strip() if module else "", markup=False, highlight=False)
-    table = Table("option", "default", "what it is", "allowed", box=None)
+    table = Table(box=None)
+    table.add_column("option", no_wrap=True)
+    for head in ("default", "what it is", "allowed"):
+        table.add_column(head, overflow="fold")
     notes, hints = field_notes(cls), get_type_hints(cls)
     for option, field in method_options(cls).items():
         shown = (option, str(_default(field)), notes.get(option, ""), describe(hints[option]))

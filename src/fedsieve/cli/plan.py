@@ -60,6 +60,11 @@ def plan(
         f"from {min(PROBED, found.rounds)} rounds played"
     )
     _print(found)
+    if found.rounds > PROBED:
+        typer.echo(
+            f"Rounds after the {PROBED}th are taken to be like it: a method that is still dense "
+            "then, or in its warm-up, will send less than this."
+        )
 
 
 def _print(found: Forecast) -> None:

@@ -168,6 +168,8 @@ def print_summary(summary: Summary, out: Path | None) -> None:
 
 
 def megabytes(count: int) -> str:
+    if 0 < count < 1e5:
+        return f"{count / 1e3:.2f} kB"
     return f"{count / 1e6:.2f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
 
 

@@ -129,9 +129,9 @@ def _curve(name: str, values: list[float | None], width: int) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return ""
-    drawn = sparkline(known, max(width - LABEL - NUMBER - RANGE, 8))
+    drawn = sparkline(known, max(width - LABEL - NUMBER - RANGE - 1, 8))
     reach = f"{min(known):.4g} to {max(known):.4g}"
-    return f"{name:<{LABEL}}{known[-1]:<{NUMBER}.4g}{drawn}  {reach}"
+    return f"{name:<{LABEL}}{known[-1]:<{NUMBER}.4g} {drawn}  {reach}"
 
 
 def _live(follower: Follower, every: float, console: Console) -> Seen:

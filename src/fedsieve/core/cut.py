@@ -135,7 +135,12 @@ def restore(graph: LayerGraph, small: Params, alive: Mask, whole: Params) -> Par
 
 
 def smallest(task: Task, params: Params) -> Params:
-    """A model with equal outputs, without all that can be cut from this one."""
+    """A model with equal outputs, without all that can be cut from this one.
+
+    One whose widths are not the task's own, such as a matched network, is left as it is.
+    """
+    if any(params[x.weight].shape != x.shape for x in task.graph.layers):
+        return params
     folded = fold_constants(task, params)
     alive = alive_channels(task.graph, masks.nonzero(folded, task.graph.maskable))
     return compact(task.graph, folded, alive)

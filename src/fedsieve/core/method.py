@@ -154,6 +154,8 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     task: Task
     personal: bool = False  # deploy(server, state) differs from client to client
     pools_data: ClassVar[bool] = False  # trains one pseudo-client that holds all shards together
+    asks_all: ClassVar[bool] = False  # every client takes part in every round
+    takes_start: ClassVar[bool] = True  # begins with the parameters of the task, or of a file
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # options by the name they go under
 
     @abstractmethod
@@ -187,7 +189,7 @@ class Method(ABC, Generic[Server, State, Down, Up]):
 
     def cohort(self, server: Server, size: int, done: int) -> Cohort:
         """Who takes part in the round after `done` rounds; by default a fresh draw of `size`."""
-        return Cohort(size, draw=done)
+        return Cohort(None, draw=0) if self.asks_all else Cohort(size, draw=done)
 
     def observe(self, down: Down, state: State) -> State:
         """What a client outside the cohort does with the broadcast; see `reaches_all`."""

@@ -168,7 +168,8 @@ def _number(value: Any, kind: type) -> tuple[bool, Any]:
 
 def _listed(value: Any) -> Sequence[Any] | None:
     if isinstance(value, str):
-        return [v.strip() for v in value.strip("[]() ").split(",") if v.strip()]
+        items = (v.strip(" \"'") for v in value.strip("[]() ").split(","))
+        return [item for item in items if item]
     if isinstance(value, list | tuple):
         return value
     return [value] if isinstance(value, int | float) else None

@@ -72,6 +72,11 @@ def load(spec: str, root: Path | None, seed_key: Key) -> Dataset:
         ConfigError: the name or an option is unknown or out of range.
         DataError: files are missing, damaged or hold malformed data.
     """
+    if spec.startswith("object:"):
+        raise DataError(
+            f"the data set was an object, {spec.removeprefix('object:')}, handed over in Python: "
+            "hand it over again there, or bring it as npz:FILE or python:module:function."
+        )
     if spec.startswith("npz:"):
         dataset = npz.load(Path(spec.removeprefix("npz:")))
     elif spec.startswith("python:"):

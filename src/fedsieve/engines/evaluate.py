@@ -151,7 +151,7 @@ def shares_of_cohort(
 
 def _deployed(task: Task, model: Params | None) -> Size | None:
     """The size of the global model when it is cut; None for an ensemble."""
-    if model is None or any(model[x.weight].shape != x.shape for x in task.graph.layers):
+    if model is None or any(model[x.weight].dim() != len(x.shape) for x in task.graph.layers):
         return None
     return size(task.graph, smallest(task, model))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.core import tree
+from fedsieve.core.errors import FedsieveError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Params
 from fedsieve.core.method import AnyMethod, message_types
@@ -165,7 +166,8 @@ class Site:
             return Refusal(who(request), str(error))
         except Exception as error:  # noqa: BLE001 - any fault of a client is reported, not raised
             text = f"{type(error).__name__}: {error}"
-            return Failure(who(request), text, traceback.format_exc())
+            is_told = isinstance(error, FedsieveError)  # a sentence for users says it all
+            return Failure(who(request), text, "" if is_told else traceback.format_exc())
 
     def train(self, request: Train) -> Reply | Failure:
         """Decode, train, encode."""
@@ -174,7 +176,7 @@ class Site:
         data = self._federation.batches(request.client)
         up, state, metrics = self._method.client_update(down, request.state, data, request.key)
         if not tree.is_finite(state, checked=request.state):
-            return Failure(request.client, "its state has non-finite values")
+            return Failure(request.client, "its state has non-finite values: lower its rates")
         payload, residual = self._encoded(up, request, masks)
         self.masks = masks | (masks_of(up) if up else {})
         return Reply(

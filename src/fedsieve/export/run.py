@@ -1,4 +1,4 @@
-"""The global model of a finished run, exported."""
+"""The global model of a finished run, or a client's own, exported."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,22 +6,29 @@ from pathlib import Path
 import safetensors.torch
 
 from fedsieve.core.errors import ConfigError, DataError
+from fedsieve.core.keys import fold
+from fedsieve.core.message import Params
+from fedsieve.core.options import in_range
+from fedsieve.engines.folder import RunFolder
 from fedsieve.export.model import Description, Inputs, save
-from fedsieve.job import build
+from fedsieve.job import Job, build
 from fedsieve.library import read_run
 
 
-def export_run(run: Path, folder: Path, data_root: Path | None = None) -> Description:
-    """Cut the global model of a run to what is in use and write it to a new folder.
+def export_run(
+    run: Path, folder: Path, data_root: Path | None = None, client: int | None = None
+) -> Description:
+    """Cut the model of a run to what is in use and write it to a new folder.
 
     Args:
         run: folder of a finished run.
         folder: where the model goes.
         data_root: folder of the data files, which say what inputs look like.
+        client: whose own model, where models are personal; None is the global one.
 
     Raises:
-        DataError: no finished run or its data, a run without a global model, a folder in use.
-        ConfigError: the run's model was handed over as an object.
+        DataError: no finished run or its data, a run without such a model, a folder in use.
+        ConfigError: the run's model was handed over as an object, or there is no such client.
     """
     record = read_run(run)
     config, summary = record.config, record.summary
@@ -33,25 +40,49 @@ def export_run(run: Path, folder: Path, data_root: Path | None = None) -> Descri
     if data_root is not None:
         config = replace(config, data_root=str(data_root))
     job = build(config)
-    path = run / "model.safetensors"
-    if not path.exists():
-        raise DataError(f"{run}: {config.method} has no global model, each client has its own.")
-    params = safetensors.torch.load_file(path)
+    params = _global(run, config.method) if client is None else _personal(run, job, client)
     task = job.method.task
-    if any(x.weight not in params or params[x.weight].shape != x.shape for x in task.graph.layers):
+    layers = task.graph.layers
+    if any(x.weight not in params or params[x.weight].dim() != len(x.shape) for x in layers):
         raise DataError(f"{run}: the global model of {config.method} is not a single network.")
     data = job.dataset
     inputs = Inputs(
         shape=data.input_shape, outputs=data.num_outputs, scale=data.scale, shift=data.shift
     )
-    score = summary.global_accuracy
+    score = summary.global_accuracy if client is None else None
     origin = {
         "method": summary.method,
         "dataset": summary.dataset,
         "partition": summary.partition,
         "rounds": str(summary.rounds),
         "seed": str(summary.seed),
+        **({} if client is None else {"client": str(client)}),
         **({} if score is None else {summary.score: f"{score:.4f}"}),
         "model_hash": summary.model_hash,
     }
     return save(folder, task, params, job.config.model, inputs, origin)
+
+
+def _global(run: Path, method: str) -> Params:
+    path = run / "model.safetensors"
+    if not path.exists():
+        raise DataError(
+            f"{run}: {method} has no global model, each client has its own. Name one: --client 0."
+        )
+    return safetensors.torch.load_file(path)
+
+
+def _personal(run: Path, job: Job, client: int) -> Params:
+    """A client's model as of the newest checkpoint; one never asked still has the start."""
+    method, key, kept = job.method, fold(job.config.seed, "init"), RunFolder(run)
+    in_range("client", client, 0, job.federation.num_clients - 1)
+    if not method.personal:
+        raise ConfigError(f"client={client}: all clients of {job.config.method} have one model.")
+    start = method.init_client(client, key)
+    server = kept.server(type(method.init_server(key)))
+    found = (
+        None if server is None else method.deploy(server, kept.state(type(start), client) or start)
+    )
+    if found is None:
+        raise DataError(f"{run}: no checkpoint holds the model of client {client}.")
+    return found

@@ -59,7 +59,8 @@ def read_networks(clients: Sequence[Sequence[object]], blocks: Sequence[int] = (
             if weight.ndim != 2 or bias.shape != weight.shape[1:] or len(weight) != rows:
                 raise ConfigError(
                     f"{where}: W{layer} of shape {weight.shape} and b{layer} of {bias.shape} do "
-                    f"not fit: W needs {rows} rows and b as many values as W has columns."
+                    f"not fit: W needs {rows} rows and b as many values as W has columns. Weights "
+                    "of torch are transposed: W = weight.T."
                 )
             width = len(bias)
             if not (width and np.isfinite(weight).all() and np.isfinite(bias).all()):

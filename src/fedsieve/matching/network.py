@@ -82,6 +82,7 @@ def match(
     gamma0: PerLayer = 1.0,
     eps: PerLayer = 0.0,
     kl: KlMode = "plugin",
+    divergence: Divergence = "kl",
     padding: Padding = "full",
     sweeps: int = 5,
     orders: Sequence[Any] | None = None,
@@ -99,6 +100,7 @@ def match(
         gamma0: mass of the Beta process: larger values keep more neurons apart.
         eps: weight of the KL term.
         kl: "plugin" keeps PFNM's atoms, "joint" lets the KL term move them as well.
+        divergence: what the KL term is made of; see `fedsieve.matching.divergences`.
         padding: whether a weight to a neuron that a client lacks counts as an observed 0 ("full")
             or not at all ("zero").
         sweeps: how often all clients are re-matched; 0 is the greedy pass alone.
@@ -116,6 +118,7 @@ def match(
         gamma0=gamma0,
         eps=eps,
         kl=kl,
+        divergence=divergence,
         padding=padding,
     )
     coerce(sweeps, int, "matching: sweeps")

@@ -63,6 +63,7 @@ class Up(NamedTuple):
 class Pfnm(Method[Server, State, Down, Up]):
     """Probabilistic federated neural matching."""
 
+    takes_start = False  # clients draw first networks of their own widths
     task: Task
     sigma2: tuple[float, ...] = (1.0,)  # variance of neurons around their atom; one, or per layer
     sigma0_2: tuple[float, ...] = (1.0,)  # variance of atoms around the prior mean

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsieve.core import keys, masks, tree, variational
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Exact, Kept, Mask, Params, Sender
-from fedsieve.core.method import Batches, Cohort, Method, Metrics, register
+from fedsieve.core.method import Batches, Method, Metrics, register
 from fedsieve.core.options import in_range
 from fedsieve.core.variational import Posterior
 from fedsieve.methods.gaussian import Bound, GaussianFit, Model
@@ -74,6 +74,7 @@ class Up(NamedTuple):
 class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
     """One quantity, noise over signal, sparsifies model and traffic."""
 
+    asks_all = True
     share_alpha: bool = False  # log-variances are exchanged like weights, not each device's own
     local_steps: int = 1  # 1: gradients are exchanged at every step; more: changes of weights
     async_staleness: int = 0  # what a device sends takes up to so many rounds, drawn each time
@@ -92,9 +93,6 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
 
     def init_client(self, client: int, key: Key) -> State:
         return State(self.start(key), NOTHING, 0, client)
-
-    def cohort(self, server: Server, size: int, done: int) -> Cohort:
-        return Cohort(None, draw=0)
 
     def broadcast(self, server: Server, client: int, key: Key) -> Down:
         is_level = server.rounds == 0 or client in server.devices

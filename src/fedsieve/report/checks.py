@@ -6,7 +6,7 @@ from fedsieve.report.figures import Run
 
 FALL = 0.05  # of a score below its best that deserves a word
 SLACK = 1.1  # a density this many times the target is not the target any more
-SPARSE_OPTIONS = ("target_density", "gate_cost")
+SPARSE_OPTIONS = ("target_density", "gate_cost", "sparsity_weight", "log_threshold")
 SAME = {
     "dataset": "data sets",
     "score": "scores",
