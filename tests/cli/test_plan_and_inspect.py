@@ -91,7 +91,9 @@ def test_what_is_no_message_is_refused(cli, tmp_path):
     (tmp_path / "x.frame").write_bytes(b"nothing")
     assert cli("inspect", tmp_path / "x.frame")[0] == 2
     assert cli("inspect", tmp_path)[0] == 2
-    assert cli("inspect", tmp_path / "absent.frame")[0] == 2
+    code, _, err = cli("inspect", tmp_path / "absent")
+    assert code == 2
+    assert "there is no such message, and no run folder" in " ".join(err.split())
 
 
 def test_inspect_shows_the_matching_of_a_run_and_its_pieces(cli, tmp_path):

@@ -31,7 +31,11 @@ BatchSize: TypeAlias = Annotated[int | None, Option(help="Examples per mini-batc
 Lr: TypeAlias = Annotated[float | None, Option(help="Learning rate of the clients.")]
 Seed: TypeAlias = Annotated[int | None, Option(help="All randomness follows from it.")]
 WireOption: TypeAlias = Annotated[
-    str | None, Option(help="Floats in messages: `fp32` (exact), `bf16`, `fp16`, `int8`.")
+    str | None,
+    Option(
+        help="Floats in messages: `fp32` (exact), `bf16`, `fp16`, `int8`. What rounding loses is "
+        "sent later with --set error_feedback=true."
+    ),
 ]
 Workers: TypeAlias = Annotated[int | None, Option(help="Processes training side by side.")]
 DataRoot: TypeAlias = Annotated[

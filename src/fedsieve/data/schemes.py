@@ -176,7 +176,7 @@ def _owners(dataset: Dataset) -> Ints:
     if dataset.owners is None:
         raise DataError(
             f"partition natural: {dataset.name} does not say whose its examples are. "
-            "Use iid, quantity, dirichlet, shards or clusters."
+            "Use iid, quantity, shards, clusters or one of the dirichlets."
         )
     return dataset.owners.numpy()
 

@@ -61,6 +61,8 @@ def read_frame(path: Path) -> Frame:
     """A kept message; WireError if the file is none."""
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=Frame)
+    except FileNotFoundError as error:
+        raise WireError(f"{path}: there is no such message, and no run folder.") from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WireError(f"{path}: not a kept message ({error}).") from error
 
