@@ -72,9 +72,8 @@ def build(
         )
     if method.pools_data:
         federation = federation.pooled()
-    cohort = min(config.cohort or DEFAULT_COHORT, federation.num_clients)
-    if method.asks_all:
-        cohort = federation.num_clients
+    everyone = federation.num_clients
+    cohort = everyone if method.asks_all else min(config.cohort or DEFAULT_COHORT, everyone)
     complete = dataclasses.replace(
         config,
         model=model_name,

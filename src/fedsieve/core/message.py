@@ -57,9 +57,7 @@ Exact: TypeAlias = Annotated[Params, Whole(exact=True)]
 Bits: TypeAlias = Annotated[Mask, Bit()]
 Scalar: TypeAlias = Annotated[float, Number()]
 Count: TypeAlias = Annotated[int, Natural()]
-Sender: TypeAlias = Annotated[
-    int, Natural(is_sender=True)
-]  # a reply with another number is refused
+Sender: TypeAlias = Annotated[int, Natural(is_sender=True)]  # other numbers are refused
 
 
 class Field(NamedTuple):

@@ -176,7 +176,7 @@ class Site:
         data = self._federation.batches(request.client)
         up, state, metrics = self._method.client_update(down, request.state, data, request.key)
         if not tree.is_finite(state, checked=request.state):
-            return Failure(request.client, "its state has non-finite values: lower its rates")
+            return Failure(request.client, "its state has non-finite values: lower learning rates")
         payload, residual = self._encoded(up, request, masks)
         self.masks = masks | (masks_of(up) if up else {})
         return Reply(

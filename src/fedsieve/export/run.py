@@ -78,11 +78,8 @@ def _personal(run: Path, job: Job, client: int) -> Params:
     in_range("client", client, 0, job.federation.num_clients - 1)
     if not method.personal:
         raise ConfigError(f"client={client}: all clients of {job.config.method} have one model.")
-    start = method.init_client(client, key)
-    server = kept.server(type(method.init_server(key)))
-    found = (
-        None if server is None else method.deploy(server, kept.state(type(start), client) or start)
-    )
-    if found is None:
+    server, start = kept.server(type(method.init_server(key))), method.init_client(client, key)
+    state = kept.state(type(start), client) or start
+    if server is None or (found := method.deploy(server, state)) is None:
         raise DataError(f"{run}: no checkpoint holds the model of client {client}.")
     return found
