@@ -143,9 +143,9 @@ def test_split_joint_moves_the_weights_in_the_last_epoch_as_well():
 
 
 def test_split_needs_two_epochs():
-    with pytest.raises(ConfigError, match=r"epochs=1, .* Set epochs=2"):
+    with pytest.raises(ConfigError, match=r"epochs=1 with 2 mini.*Set 2"):
         work(one_layer(training="split"), [batch(0), batch(1)])
-    with pytest.raises(ConfigError, match=r"epochs=2, of 1 mini-batches in all.* steps=2 or more"):
+    with pytest.raises(ConfigError, match=r"epochs=2 with 1 mini-batches.*joint"):
         work(one_layer(training="split"), [batch(0)], epochs=2)
 
 
@@ -507,8 +507,75 @@ def test_compact_training_runs_the_forward_pass_on_smaller_tensors():
     method = deep(compact_training=True)
     own = pruned(method, 0.5)
     kept = method.rule.settled(*own)[1]
-    small = method._effective(own, kept)
+    small, _ = method._effective(own, kept)
     assert [tuple(w.shape) for w in small.values()] == [(4, 1, 3, 3), (5, 4 * 16), (4, 5)]
+
+
+def normed(**options):
+    def model():
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+            nn.Linear(8 * 36, 10, bias=False), nn.BatchNorm1d(10), nn.ReLU(),
+            nn.Linear(10, 4, bias=False),
+        )  # fmt: skip
+
+    return SpaFL(task=ModelTask(model, "classes", (1, 6, 6)), lr=0.1, **options)
+
+
+@pytest.mark.parametrize("preset", ["code", "paper"])
+def test_rows_pruned_with_their_normalisation_are_cut_and_come_back_alike(preset):
+    """Statistics alone rest where a channel is cut; training does not read them."""
+    options = SpaFL.presets[preset] | {"granularity": "filter", "sparsity_weight": 0.02}
+    masked, compact = (
+        normed(**options, prune_norms=True, compact_training=c) for c in (False, True)
+    )
+    own = Local(*({n: t.double() for n, t in part.items()} for part in pruned(masked, 0.5)))
+    for name in masked.task.graph.norms[0].tensors:
+        if name not in masked.task.buffers:
+            own.weights[name] += 0.3 * normal(fold(KEY, name), own.weights[name].shape).double()
+    given = Given(tuple(Batch(b.x.double(), b.y) for b in image_batches(6)), epochs=2)
+    ours = theirs = Trained(own, (), {}, 0.0, 0, 0)
+    seen = set()
+    for number in range(1, 5):
+        theirs = masked.train(theirs.own, theirs.moments, given, number, KEY)
+        ours = compact.train(ours.own, ours.moments, given, number, KEY)
+        seen.add(tuple(int(m.count_nonzero()) for m in theirs.mask.values()))
+        assert all(torch.equal(ours.mask[n], m) for n, m in theirs.mask.items())
+        pairs = zip((*ours.own, *ours.moments), (*theirs.own, *theirs.moments), strict=True)
+        for mine, other in pairs:
+            for name in mine.keys() - masked.task.buffers:
+                torch.testing.assert_close(mine[name], other[name], rtol=0, atol=1e-12)
+    assert len(seen) > 1  # masks changed on the way
+
+
+def test_statistics_of_cut_channels_rest_and_the_others_move_as_without_cutting():
+    masked = normed(prune_norms=True)
+    own, one = pruned(masked, 0.5), Given(image_batches(1))
+    theirs = masked.train(own, (), one, 1, KEY).own.weights
+    ours = replace(masked, compact_training=True).train(own, (), one, 1, KEY).own.weights
+    kept = masked.rule.settled(*own)[1]["0.weight"].flatten()
+    for name in ("1.running_mean", "1.running_var"):
+        torch.testing.assert_close(ours[name][kept], theirs[name][kept], rtol=0, atol=1e-6)
+        assert bool((ours[name][kept] != own.weights[name][kept]).all())
+        assert torch.equal(ours[name][~kept], own.weights[name][~kept])
+
+
+def test_a_row_pruned_with_its_normalisation_leaves_a_smaller_network():
+    method = normed(prune_norms=True, compact_training=True)
+    own = pruned(method, 0.5)
+    own.weights["1.bias"].fill_(0.7)
+    used, _ = method._effective(own, method.rule.settled(*own)[1])
+    assert tuple(used["4.weight"].shape) == (5, 4 * 36)
+    assert len(used["1.running_mean"]) == 4
+    state = State(own, {}, ())
+    model = method.deploy(method.init_server(KEY), state)
+    small = cut.smallest(method.task, model)
+    assert [tuple(small[n].shape) for n in own.thresholds] == [(4, 1, 3, 3), (5, 4 * 36), (4, 5)]
+    x = normal(fold(KEY, "x"), (7, 1, 6, 6))
+    expected = method.task.predict(model, x)
+    torch.testing.assert_close(method.task.predict(small, x), expected, rtol=0, atol=1e-6)
+    kept = replace(method, prune_norms=False).deploy(method.init_server(KEY), state)
+    assert len(cut.smallest(method.task, kept)["0.weight"]) == 8  # shifted channels: none is cut
 
 
 def test_without_a_preset_it_is_the_released_program():
@@ -539,7 +606,7 @@ def test_layers_without_thresholds_are_left_alone():
         ({"reg_warmup": 0.0}, "reg_warmup=0.0"),
         ({"clip_norm": 0.0}, "clip_norm=0.0"),
         ({"unmasked": ("fc",)}, "unknown spafl: unmasked layer 'fc'"),
-        ({"unmasked": ("0",)}, "leaves no layer with thresholds.*local_only"),
+        ({"unmasked": ("0",)}, "leaves no thresholds.*local_only"),
     ],
 )
 def test_values_that_cannot_work_are_refused(options, words):

@@ -70,6 +70,16 @@ def written_channels(graph: LayerGraph, mask: Mask) -> dict[str, Tensor]:
     return {name: found > 0 for name, found in written.items()}
 
 
+def norm_masks(graph: LayerGraph, mask: Mask) -> Mask:
+    """For tensors of normalisations, which of their channels some kept weight or bias writes.
+
+    Without the others a pruned channel is 0 behind its normalisation, too, and can be cut.
+    """
+    tensors = {n: norm.space for norm in graph.norms for n in norm.tensors}
+    written = written_channels(graph, mask | dict.fromkeys(tensors, torch.tensor(data=False)))
+    return {n: written[space] for n, space in tensors.items()}
+
+
 def compact(graph: LayerGraph, params: Params, alive: Mask) -> Params:
     """The tensors cut down to the channels that `alive` keeps in each space.
 
@@ -213,5 +223,6 @@ def _shifted(graph: LayerGraph, mask: Mask) -> dict[str, Tensor]:
         if layer.bias is not None:
             shifted[layer.target] += mask.get(layer.bias, torch.tensor(data=True))
     for norm in graph.norms:
-        shifted[norm.space] += 1
+        named = [mask[n] for n in norm.tensors if n in mask]
+        shifted[norm.space] += named[0] if named else 1
     return shifted

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
-from fedsieve.core import masks, tree
+from fedsieve.core import tree
 from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Params
@@ -146,7 +146,7 @@ class SpaFL(ThresholdTraining, Method[Server, State, Down, Up]):
         own = state.own
         if self.reaches_all:  # the new thresholds are on their way
             own = self._heard(Down(server.thresholds, {}, server.norms, server.rounds), state)
-        return masks.apply(own.weights, self.rule.settled(*own)[1])
+        return self.pruned(own)
 
     def paper_bytes(self, message: Down | Up) -> int:
         parts = (message.thresholds, message.norms)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from fedsieve.core import cut, local
+from fedsieve.core import cut, local, masks
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
@@ -70,6 +70,7 @@ class ThresholdTraining:
     reg_warmup: float | None = 1.0  # P: the regulariser counts sigmoid(10 round / P - 5)
     clamp: bool = False  # masked weights to [-1, 1], thresholds to [0, 1] after every step
     reset_density: float = 0.01  # a layer this empty gets thresholds 0; 0 never
+    prune_norms: bool = False  # a pruned filter takes its normalisation with it, so is cuttable
     compact_training: bool = False  # pruned filters are cut out of every step
 
     def __post_init__(self) -> None:
@@ -84,10 +85,7 @@ class ThresholdTraining:
             if name not in layers:
                 raise ConfigError(unknown("spafl: unmasked layer", name, layers))
         if not self.masked:
-            raise ConfigError(
-                f"spafl: unmasked={list(self.unmasked)} leaves no layer with thresholds, which is "
-                "local training. Name fewer layers, or use method=local_only."
-            )
+            raise ConfigError("spafl: unmasked leaves no thresholds. Use method=local_only.")
 
     @property
     def masked(self) -> list[Layer]:
@@ -131,9 +129,8 @@ class ThresholdTraining:
             return [Phase(data.work(key), (moved, thresholds), is_refreshed=True)]
         if data.epochs < 2 or data.steps < 2:
             raise ConfigError(
-                f"spafl: training={self.training} moves thresholds in the last epoch alone, but "
-                f"epochs={data.epochs}, of {data.steps} mini-batches in all. Set epochs=2 or more, "
-                "steps=2 or more if they are given, or training=joint."
+                f"spafl: training={self.training} moves thresholds in the last of epochs="
+                f"{data.epochs} with {data.steps} mini-batches. Set 2 or more, or training=joint."
             )
         batches = list(data.work(key))
         first = len(batches) * (data.epochs - 1) // data.epochs
@@ -153,19 +150,24 @@ class ThresholdTraining:
                     tau.data.zero_()
                 if is_reset or phase.is_refreshed or name not in mask:
                     mask[name] = self.rule.kept(own.weights[name], tau)
-            loss = self.task.loss(self._effective(own, mask), batch, key)
+            used, cuts = self._effective(own, mask)
+            loss = self.task.loss(used, batch, key)
+            for name in self.task.buffers:
+                if used[name] is not own.weights[name]:  # statistics of cut channels rest
+                    own.weights[name].index_copy_(0, cuts[name][0], used[name])
             if not price:
                 return loss
             return loss + price * penalty(own.thresholds, self.regulariser)
 
         return objective
 
-    def _effective(self, own: Local, mask: Mask) -> Params:
+    def _effective(self, own: Local, mask: Mask) -> tuple[Params, cut.Indices]:
         """What the forward pass sees: masked weights, if compact without channels that are 0."""
         (weights, thresholds), kept, found = own, mask, cut.Indices()
+        norms, graph = self._norms_kept(mask), self.task.graph
+        weights = weights | {n: weights[n] * m for n, m in norms.items()}
         if self.compact_training:
-            graph = self.task.graph
-            found = cut.indices(graph, cut.written_channels(graph, mask))
+            found = cut.indices(graph, cut.written_channels(graph, mask | norms))
             weights, thresholds, kept = (
                 cut.take(part, found, (0,)) for part in (weights, thresholds, mask)
             )
@@ -174,7 +176,19 @@ class ThresholdTraining:
             n: weights[n] * self.rule.step(weights[n], tau, kept[n])
             for n, tau in thresholds.items()
         }
-        return cut.take(weights | masked, found, (1,))
+        return cut.take(weights | masked, found, (1,)), found
+
+    def pruned(self, own: Local) -> Params:
+        """The model without what its thresholds prune."""
+        mask = self.rule.settled(*own)[1]
+        return masks.apply(own.weights, mask | self._norms_kept(mask))
+
+    def _norms_kept(self, mask: Mask) -> Mask:
+        """Where scales and shifts of normalisations stay; {} if all do."""
+        if not self.prune_norms:
+            return {}
+        found = cut.norm_masks(self.task.graph, mask)
+        return {n: m for n, m in found.items() if n not in self.task.buffers}
 
     def _price(self, rounds: int) -> float:
         """The regulariser's weight alpha s(t)."""
