@@ -124,8 +124,10 @@ def match(
     coerce(sweeps, int, "matching: sweeps")
     networks = read_networks(clients)
     layers = len(networks[0]) // 2 - 1
-    visits = visiting_orders(Key(0), layers, sweeps, len(networks))
-    if orders is not None:
+    in_range("matching: sweeps", sweeps, 0)
+    if orders is None:
+        visits = visiting_orders(Key(0), layers, sweeps, len(networks))
+    else:
         visits = _read_orders(orders, layers, len(networks))
     if sweeps == 0:
         visits = [order[:0] for order in visits]
