@@ -76,6 +76,24 @@ def test_every_step_is_torch_s(ours, theirs, options):
             torch.testing.assert_close(value, reference[name].detach(), rtol=1e-5, atol=1e-7)
 
 
+def test_the_memory_order_of_gradients_and_moments_does_not_matter():
+    def turned(value):
+        return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+    start, grads = _draw("start"), _draw("grad")
+    for optimiser in (SGD(0.9), Adam(), Adam(amsgrad=True), Adamax(), Adagrad(), Yogi()):
+        moments = init_moments(optimiser, start)
+        plain = update(optimiser, start, grads, moments, LR)
+        mixed = update(
+            optimiser,
+            start,
+            tree.map_leaves(turned, grads),
+            tree.map_leaves(turned, moments),
+            LR,
+        )
+        assert tree.equal(mixed, plain)
+
+
 def test_yogi_follows_its_formula():
     beta1, beta2, eps, decay = 0.8, 0.95, 1e-3, 0.1
     w = _draw("start")["w"].double().numpy()

@@ -51,6 +51,19 @@ def test_the_gradient_of_the_kl_term_is_its_difference_quotient():
     )
 
 
+def test_the_divergence_of_a_layer_and_its_slopes_are_those_of_its_weights():
+    for shape in [(5, 40_000), (3, 2, 5, 5), (1, 1), (0, 4)]:
+        mean = keys.normal(fold(Key(0), "mean", *shape), shape).double()
+        mean.view(-1)[::7] = 0  # where log alpha is cut off
+        variance = 8 * keys.normal(fold(Key(0), "variance", *shape), shape).double() - 4
+        at = mean.requires_grad_(), variance.requires_grad_()
+        plain = variational.kl(variational.log_alpha(*at)).sum()
+        ours = variational.divergence(*at)
+        torch.testing.assert_close(ours, plain)
+        expected = torch.autograd.grad(3 * plain, at)
+        torch.testing.assert_close(torch.autograd.grad(3 * ours, at), expected)
+
+
 def test_log_alpha_is_noise_over_signal_between_its_limits():
     mean, log_variance = torch.tensor([2.0, 0.0, 1.0]), torch.tensor([3.0, 0.0, -50.0])
     found = variational.log_alpha(mean, log_variance)

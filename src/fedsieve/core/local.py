@@ -140,10 +140,13 @@ def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
     return [torch.zeros_like(p) if g is None else g for p, g in zip(moving, found, strict=True)]
 
 
+def layout(value: Tensor) -> torch.memory_format:
+    """The layout in which layers work fastest on CPUs: channels-last for convolution kernels."""
+    return torch.channels_last if value.dim() == 4 else torch.contiguous_format
+
+
 def _working_copy(value: Tensor) -> Tensor:
-    """A private copy; convolution kernels channels-last, which is the faster layout on CPUs."""
-    layout = torch.channels_last if value.dim() == 4 else torch.contiguous_format
-    return value.detach().clone(memory_format=layout)
+    return value.detach().clone(memory_format=layout(value))
 
 
 def _groups(

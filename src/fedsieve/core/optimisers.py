@@ -76,15 +76,21 @@ class Adam:
         _check("adam", self)
 
     def step(self, params: Tensors, grads: Tensors, slots: Slots, t: int, lr: float) -> None:
-        grads = _decayed(params, grads, self.weight_decay)
-        first, second = slots[:2]
-        torch._foreach_lerp_(first, grads, 1 - self.beta1)
-        torch._foreach_mul_(second, self.beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1 - self.beta2)
-        if self.amsgrad:
-            torch._foreach_maximum_(slots[2], second)
-            second = slots[2]
-        _adaptive(params, first, second, lr / (1 - self.beta1**t), 1 - self.beta2**t, self.eps)
+        torch._fused_adam_(
+            params,
+            _laid_like(params, grads),
+            slots[0],
+            slots[1],
+            slots[2] if self.amsgrad else (),
+            [torch.tensor(float(t))] * len(params),
+            lr=lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=self.amsgrad,
+            maximize=False,
+        )
 
 
 @dataclass(frozen=True)
@@ -210,8 +216,9 @@ def update(
 
     Where a gradient is not `present`, the parameter stays as it is and its moments become 0.
     """
-    fresh = {name: value.clone() for name, value in params.items()}
-    after = {slot: value.clone() for slot, value in moments.items()}
+    layout = torch.contiguous_format
+    fresh = {name: value.clone(memory_format=layout) for name, value in params.items()}
+    after = {slot: value.clone(memory_format=layout) for slot, value in moments.items()}
     after["step"] += 1
     slots = [[after[f"{slot}/{name}"] for name in fresh] for slot in optimiser.slots]
     gradients = [grads[name] for name in fresh]
@@ -222,6 +229,12 @@ def update(
             for slot in optimiser.slots:
                 after[f"{slot}/{name}"].mul_(is_present)
     return fresh, after
+
+
+def _laid_like(params: Tensors, grads: Tensors) -> Tensors:
+    """The gradients in the memory order of their parameters, which fused steps take for granted."""
+    pairs = zip(params, grads, strict=True)
+    return [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for p, g in pairs]
 
 
 def _decayed(params: Tensors, grads: Tensors, weight_decay: float) -> Tensors:

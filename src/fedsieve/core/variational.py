@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional
 
 from fedsieve.core import keys, masks
@@ -21,6 +22,7 @@ from fedsieve.core.method import Batch, Task
 
 LARGEST_LOG_ALPHA = 10.0
 _TINY = 1e-8  # keeps logarithms and roots away from 0
+_PIECE = 1 << 16  # weights whose intermediate values fit into a core's cache
 _K1, _K2, _K3 = 0.63576, 1.8732, 1.48695
 
 
@@ -43,6 +45,38 @@ def kl(log_alpha: Tensor) -> Tensor:
         _K1 * torch.sigmoid(-_K2 - _K3 * log_alpha)  # k1 - k1 sigmoid(x) = k1 sigmoid(-x)
         + 0.5 * functional.softplus(-log_alpha)
     )
+
+
+def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """The sum of `kl` over the weights of a layer."""
+    total: Tensor = _Divergence.apply(mean, log_variance)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _Divergence(Function):
+    """Value and slopes in one pass, piece by piece: most of the time would go into memory."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_variance: Tensor) -> Tensor:
+        total, slopes = mean.new_zeros(()), (torch.empty_like(mean), torch.empty_like(log_variance))
+        rows = max(_PIECE * mean.shape[0] // max(mean.numel(), 1), 1)
+        pieces = (torch.split(part, rows) for part in (mean, log_variance, *slopes))
+        for at, lv, to_mean, to_variance in zip(*pieces, strict=True):
+            size = at.abs() + _TINY
+            free = lv - 2 * torch.log(size)
+            x = free.clamp(-LARGEST_LOG_ALPHA, LARGEST_LOG_ALPHA)
+            gate = torch.sigmoid(-_K2 - _K3 * x)
+            total += _K1 * gate.sum() + 0.5 * functional.softplus(-x).sum()
+            slope = _K1 * _K3 * gate * (gate - 1) - 0.5 * torch.sigmoid(-x)
+            torch.mul(slope, free == x, out=to_variance)
+            torch.div(-2 * to_variance * at.sign(), size, out=to_mean)
+        ctx.save_for_backward(*slopes)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        to_mean, to_variance = ctx.saved_tensors
+        return grads[0] * to_mean, grads[0] * to_variance
 
 
 def start(task: Task, key: Key, log_variance: float, spread: float = 0.0) -> Posterior:
@@ -68,7 +102,7 @@ def bound(task: Task, at: Posterior, batch: Batch, key: Key, kl_scale: float, ma
     loss = task.loss(draw(at, key, mask), batch, key)
     if not kl_scale:
         return loss
-    divergences = [kl(log_alpha(at.weights[n], lv)).sum() for n, lv in at.log_variance.items()]
+    divergences = [divergence(at.weights[n], lv) for n, lv in at.log_variance.items()]
     return loss + kl_scale * torch.stack(divergences).sum() if divergences else loss
 
 

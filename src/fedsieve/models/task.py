@@ -12,6 +12,7 @@ from fedsieve.core import keys
 from fedsieve.core.errors import ConfigError, ModelError, unknown
 from fedsieve.core.graph import LayerGraph
 from fedsieve.core.keys import Key
+from fedsieve.core.local import layout
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batch, Task
 from fedsieve.models.objective import OBJECTIVES, Kind
@@ -92,8 +93,9 @@ class ModelTask(Task):
         return self._objective.loss(outputs, batch.y)
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
+        laid = {name: p.contiguous(memory_format=layout(p)) for name, p in params.items()}
         with torch.no_grad():
-            return self._forward(params, x, training=False)
+            return self._forward(laid, x, training=False)
 
     def probe(self, params: Params) -> Params:
         found: Params = {}
