@@ -109,12 +109,13 @@ def test_two_calls_that_hand_over_moments_are_one_long_call_bit_for_bit(optimise
     assert tree.equal(first.moments, held)  # the moments handed over are not changed
 
 
-def test_moments_read_from_a_file_are_as_good_as_those_in_memory():
+@pytest.mark.parametrize("optimiser", [SGD(0.9), Adam()], ids=lambda value: type(value).__name__)
+def test_moments_read_from_a_file_are_as_good_as_those_in_memory(optimiser):
     # Files hold them contiguous, the loop keeps those of kernels channels-last.
-    first = train(_loss, _start(), _batches(2), SGD(0.9), lr=0.1, key=KEY)
+    first = train(_loss, _start(), _batches(2), optimiser, lr=0.1, key=KEY)
     stored = tree.map_leaves(lambda leaf: leaf.clone().contiguous(), first.moments)
     after = [
-        train(_loss, first.params, _batches(3), SGD(0.9), lr=0.1, key=KEY, moments=moments)
+        train(_loss, first.params, _batches(3), optimiser, lr=0.1, key=KEY, moments=moments)
         for moments in (first.moments, stored)
     ]
     assert tree.equal(after[0], after[1])

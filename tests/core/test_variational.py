@@ -62,6 +62,12 @@ def test_the_divergence_of_a_layer_and_its_slopes_are_those_of_its_weights():
         torch.testing.assert_close(ours, plain)
         expected = torch.autograd.grad(3 * plain, at)
         torch.testing.assert_close(torch.autograd.grad(3 * ours, at), expected)
+        if mean.dim() == 4:  # as the local loop lays them out
+            laid = [x.detach().float().contiguous(memory_format=torch.channels_last) for x in at]
+            turned = [x.requires_grad_() for x in laid]
+            slopes = torch.autograd.grad(3 * variational.divergence(*turned), turned)
+            for slope, value in zip(slopes, expected, strict=True):
+                torch.testing.assert_close(slope, value.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_log_alpha_is_noise_over_signal_between_its_limits():
@@ -167,6 +173,21 @@ def test_other_operations_refuse_gaussian_weights():
     weight = GaussianWeight(torch.ones(2, 2), torch.ones(2, 2), Key(0))
     with pytest.raises(ModelError, match="matmul met a Gaussian weight"):
         torch.matmul(torch.ones(1, 2), weight)
+
+
+def test_precisions_beyond_the_range_of_float32_are_pooled():
+    own = [
+        Posterior({"w": torch.tensor([value])}, {"w": torch.tensor([-100.0])})
+        for value in (1.0, 3.0)
+    ]
+    pooled = variational.pool(own, [{"w": torch.tensor([True])}] * 2)
+    assert (float(pooled.weights["w"]), float(pooled.log_variance["w"])) == (2.0, -100.0)
+
+
+def test_a_model_without_a_layer_for_variances_is_refused():
+    embedding = nn.Sequential(nn.LayerNorm(4))
+    with pytest.raises(ModelError, match="no linear layer and no convolution"):
+        variational.start(ModelTask(embedding, "values", (4,)), Key(0), -8.0)
 
 
 def test_pooling_weights_means_by_precision_and_averages_precisions():

@@ -124,6 +124,27 @@ def test_devices_with_alpha_of_their_own_share_weights_alone(tmp_path):
     assert not tree.equal(models[0].posterior.log_variance, models[1].posterior.log_variance)
 
 
+def test_what_is_masked_stays_masked_where_alpha_is_shared():
+    method, server, states, data = federation(vardrop_job(share_alpha=True, log_variance=-5.0))
+    before = server.kept
+    for number in range(6):
+        server, ups = exchange(method, server, states, data, number)
+        for name, mask in ups[0].mask.items():
+            assert not (mask & ~before[name]).any()
+        before = ups[0].mask
+    assert 0 < int(before["fc1.weight"].sum()) < before["fc1.weight"].numel()
+
+
+def test_masks_that_did_not_change_are_named_and_not_sent(tmp_path):
+    # The name is in the header: eight bytes with what says so (tests of the codec).
+    job = vardrop_job(log_variance=-5.0, lr=1e-9, variance_lr=1e-9)
+    _, steps = played(job, tmp_path, rounds=4)
+    masks = [{m.mask_bytes for m in step.messages if m.direction == "up"} for step in steps]
+    assert min(masks[0]) > 0
+    assert masks[2:] == [{0}, {0}]
+    assert 0 < steps[-1].row.density < 1
+
+
 def test_the_first_step_sends_every_value_and_shared_alpha_nearly_doubles_it(tmp_path):
     alone, shared = (
         played(vardrop_job(share_alpha=share, log_variance=-20.0), tmp_path / str(share))[1]
@@ -338,7 +359,11 @@ def test_with_late_devices_most_of_all_last_masks_decide():
     for number in range(12):
         server, ups = exchange(method, server, states, data, number)
         last |= {client: up.mask for client, up in ups.items() if up.mask}
-        sizes.add(sum(bool(up.mask) for up in ups.values()))
+        senders = [up for up in ups.values() if up.mask]
+        sizes.add(len(senders))
+        for name, mean in server.parcel.content.weights.items():  # who is late counts as 0
+            total = sum(up.weights[name] for up in senders)
+            torch.testing.assert_close(mean, total / len(ups))
         for name, kept in server.kept.items():
             if last:
                 votes = torch.stack([mask[name] for mask in last.values()]).sum(0)

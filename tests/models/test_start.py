@@ -15,6 +15,14 @@ def initial(**settings):
     return small_job(**settings).method.init_server(fold(7, "init")).weights
 
 
+def test_variational_dropout_starts_from_the_weights_of_a_file_on_server_and_devices(tmp_path):
+    first = fedsieve.run(**SETTINGS | {"rounds": 1}, method="fedavg", out=tmp_path)
+    path = str(tmp_path / "model.safetensors")
+    method = small_job(method="vardrop", init_from=path).method
+    for start in (method.init_server(fold(7, "init")), method.init_client(1, fold(7, "init"))):
+        assert tree.equal(start.model.posterior.weights, first.model)
+
+
 def test_a_run_goes_on_from_the_model_of_another(tmp_path):
     first = fedsieve.run(**SETTINGS, method="fedavg", out=tmp_path / "first")
     path = str(tmp_path / "first" / "model.safetensors")

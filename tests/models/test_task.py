@@ -6,9 +6,12 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss, mean_squared_err
 from torch import nn
 from torch.nn import functional
 
+from fedsieve.core import keys, variational
 from fedsieve.core.errors import ConfigError, DataError, ModelError
 from fedsieve.core.keys import Key
+from fedsieve.core.local import train
 from fedsieve.core.method import Batch
+from fedsieve.core.optimisers import Adam
 from fedsieve.models.cnn7 import Cnn7
 from fedsieve.models.lenet import ConvSmall
 from fedsieve.models.linear import Linear, Mlp
@@ -27,6 +30,26 @@ def norm_net():
 
 def dropout_net():
     return nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 3))
+
+
+class Viewed(nn.Module):
+    """The way to a linear layer that many models take: it works on contiguous images alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 4, 3)
+        self.fc = nn.Linear(4 * 16, 10)
+
+    def flat(self, x):
+        return x.view(x.size(0), -1)
+
+    def forward(self, x):
+        return self.fc(self.flat(self.conv2(functional.relu(self.conv1(x)))))
+
+
+class Flattened(Viewed):
+    def flat(self, x):
+        return x.flatten(1)
 
 
 class FunctionalDropout(nn.Module):
@@ -164,6 +187,25 @@ def test_params_of_other_widths_run_in_the_same_task():
     task = ModelTask(lambda: Mlp(hidden=(4,)).build((6,), 3), "classes", (6,))
     params, x = wide.init_params(Key(0)), batch().x
     assert torch.equal(task.predict(params, x), wide.predict(params, x))
+
+
+@pytest.mark.parametrize("has_noise", [False, True])
+def test_a_view_behind_convolutions_trains_and_predicts_as_flatten_does(has_noise):
+    found = []
+    for build in (Viewed, Flattened):
+        task = ModelTask(build, "classes", IMAGE)
+        x = keys.normal(Key(1), (5, *IMAGE))
+        batch = Batch(x, torch.arange(5))
+        start = variational.start(task, Key(2), -6.0)
+
+        def loss(at, batch, key, task=task):
+            drawn = variational.draw(at, key, {}) if has_noise else at.weights
+            return task.loss(drawn, batch, key)
+
+        optimisers = (Adam(), Adam() if has_noise else None)
+        trained = train(loss, start, [batch] * 3, optimisers, lr=0.01, key=Key(3)).params
+        found.append((trained, task.predict(trained.weights, x)))
+    torch.testing.assert_close(found[0], found[1])
 
 
 def test_layers_see_channels_last_tensors_as_they_were_given():

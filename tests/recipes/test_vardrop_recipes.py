@@ -58,3 +58,20 @@ def test_a_dense_run_sends_the_volume_of_the_formula_less_the_first_round_s_way_
 @pytest.mark.parametrize(("model", "shape"), [("cifarnet", GREY28), ("resnet8", COLOUR32)])
 def test_values_are_counted_alike_whether_made_or_not(model, shape):
     assert trainable(model, shape, 10) == sizes(model, shape, 10).trainable
+
+
+def test_more_devices_have_as_many_epochs_in_the_small_tier_and_climb_as_far():
+    recipe = find("vardrop_devices")
+    rows = [recipe.settings(row, "small") for row in recipe.rows]
+    assert [row["clients"] for row in rows] == [4, 8, 16]
+    for name in ("rounds", "warmup", "ramp"):
+        examples = {row[name] * row["clients"] * row["batch_size"] for row in rows}
+        assert len(examples) == 1, name
+    assert len({row["rounds"] * row["variance_lr"] for row in rows}) == 1
+    (most,) = (
+        x.bound.value
+        for x in recipe.tiers["small"].expected["MNIST, 16 devices"]
+        if x.metric == "paper_gib_per_client"
+    )
+    dense = 1500 * 128 / (16 * 16)  # rounds of as many epochs as 4 devices have with batches of 32
+    assert most == pytest.approx(0.2 * 8 * CIFARNET * dense / 2**30)

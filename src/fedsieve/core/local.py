@@ -77,7 +77,7 @@ def train(
                 grads = _clipped(grads, clip_norm)
             at = 0
             for opt, rate, limit, _, done, params, slots in groups:
-                if opt is not None:
+                if opt is not None and params:
                     mine, at = grads[at : at + len(params)], at + len(params)
                     mine = mine if limit is None else _clipped(mine, limit)
                     opt.step(params, mine, slots, done + step, rate)

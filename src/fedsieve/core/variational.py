@@ -6,12 +6,14 @@ log alpha = log s2 - 2 log |theta| is its noise over its signal (specification v
 sections 2 and 3).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from fedsieve.core import keys, masks
@@ -74,6 +76,7 @@ class _Divergence(Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         to_mean, to_variance = ctx.saved_tensors
         return grads[0] * to_mean, grads[0] * to_variance
@@ -84,6 +87,8 @@ def start(task: Task, key: Key, log_variance: float, spread: float = 0.0) -> Pos
     weights = task.init_params(fold(key, "weights"))
     kinds = {"linear", "conv", "depthwise"}
     names = [layer.weight for layer in task.graph.layers if layer.kind in kinds]
+    if not names:
+        raise ModelError("no linear layer and no convolution: no weight can have a variance.")
     noise = {n: keys.normal(fold(key, "variance", n), weights[n].shape) for n in names}
     return Posterior(weights, {n: log_variance + spread * draws for n, draws in noise.items()})
 
@@ -132,6 +137,13 @@ class GaussianWeight:
     def __init__(self, mean: Tensor, variance: Tensor, key: Key) -> None:
         self.mean, self.variance, self._key = mean, variance, key
 
+    def dim(self) -> int:
+        return self.mean.dim()
+
+    def clone(self, memory_format: torch.memory_format) -> "GaussianWeight":
+        mean, variance = (x.clone(memory_format=memory_format) for x in (self.mean, self.variance))
+        return GaussianWeight(mean, variance, self._key)
+
     @classmethod
     def __torch_function__(
         cls,
@@ -167,11 +179,12 @@ def pool(posteriors: Sequence[Posterior], kept: Sequence[Mask]) -> Posterior:
             weights[name] = means.mean(0)
             continue
         is_kept = torch.stack([mask[name] for mask in kept])
-        logs = -torch.stack([p.log_variance[name] for p in posteriors])
-        precisions = logs.exp().where(is_kept, 0)
+        logs = -torch.stack([p.log_variance[name] for p in posteriors]).where(is_kept, math.inf)
+        largest = logs.amax(0)  # taken out: precisions themselves may overflow
+        precisions = (logs - largest).exp().where(is_kept, 0)
         total, count = precisions.sum(0), is_kept.sum(0)
         weights[name] = torch.where(count > 0, (precisions * means).sum(0) / total, 0)
-        log_variance[name] = torch.where(count > 0, torch.log(count / total), 0)
+        log_variance[name] = torch.where(count > 0, torch.log(count / total) - largest, 0)
     return Posterior(weights, log_variance)
 
 

@@ -27,9 +27,11 @@ class ModelTask(Task):
     accuracy), "binary" (one logistic unit, accuracy), "labels" (binary cross-entropy, micro-F1) or
     "values" (squared error, R2).
 
-    During a forward pass the given tensors stand in the module's place as they are: of any strides,
-    with a gradient history, or of other widths. `loss` runs in training mode, in which BatchNorm
-    updates its running statistics in `params` in place; nothing else is ever changed.
+    During a forward pass the given tensors stand in the module's place: of any strides, with a
+    gradient history, or of other widths. `loss` runs in training mode, in which BatchNorm updates
+    its running statistics in `params` in place; nothing else is ever changed. Kernels may be
+    channels-last, as `predict` makes them; a module that cannot work on what these give, say with
+    a `view`, gets them contiguous.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class ModelTask(Task):
         self._buffers = frozenset(s.name for s in self._slots if s.is_buffer)
         kind_of_input = torch.long if is_tokens else torch.float32
         self._example = torch.zeros(2, *input_shape, dtype=kind_of_input)
+        self._takes_any_layout = True  # unless the first try fails
+        self._takes_any_layout = self._runs_channels_last(self._example)
         self._is_random = self._draws_noise(self._example)
 
     @property
@@ -126,6 +130,10 @@ class ModelTask(Task):
         module = self._module
         if module.training is not training:
             module.train(training)
+        if not self._takes_any_layout:
+            plain = torch.contiguous_format
+            kernels = {name: w for name, w in params.items() if w.dim() == 4}
+            params = params | {name: w.clone(memory_format=plain) for name, w in kernels.items()}
         # torch.func.functional_call does the same, but in 30 us where this takes 1.
         for table, entry, name, _, _ in self._slots:
             table[entry] = params[name]
@@ -135,6 +143,14 @@ class ModelTask(Task):
             for table, entry, _, own, _ in self._slots:
                 table[entry] = own
         return outputs.squeeze(-1) if self._kind in {"values", "binary"} else outputs
+
+    def _runs_channels_last(self, example: Tensor) -> bool:
+        """Whether all goes well with the faster layout; a `view` behind a convolution does not."""
+        try:
+            self.predict({slot.name: slot.own for slot in self._slots}, example)
+        except RuntimeError:
+            return False
+        return True
 
     def _draws_noise(self, example: Tensor) -> bool:
         """Whether training draws from torch's generator: dropout, in whatever way it is written."""

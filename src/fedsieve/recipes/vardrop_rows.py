@@ -40,17 +40,20 @@ DIGITS: Settings = {  # section 10 of the specification with fewer epochs
     "eval_every": 50,
 }
 SMALL: Settings = {
-    "batch_size": 32,
     "init_from": None,
     "lr": 2e-3,
-    "eval_every": 50,
+    "eval_every": 100,
     "checkpoint_every": 200,
 }
+SMALL_BATCH = 32
 
 
 @dataclass(frozen=True)
 class Length:
-    """Steps of the tier `small`, the same for any number of devices: log alpha climbs by steps."""
+    """Rounds of the tier `small` with 4 devices and batches of 32.
+
+    Other numbers run for as many epochs, in which log alpha climbs as far.
+    """
 
     dense: int  # of a dense run
     rounds: int
@@ -58,21 +61,31 @@ class Length:
     ramp: int
     variance_lr: float
     floor: float  # share of the rates left at the end
+    kl_weight: float = 1.0
 
-    def settings(self, *, is_dense: bool) -> Settings:
+    def total(self, devices: int, batch_size: int, *, is_dense: bool) -> int:
         rounds = self.dense if is_dense else self.rounds
+        return round(rounds * _scale(devices, batch_size))
+
+    def settings(self, devices: int, batch_size: int, *, is_dense: bool) -> Settings:
+        scale = _scale(devices, batch_size)
+        rounds = self.total(devices, batch_size, is_dense=is_dense)
         return {
+            "batch_size": batch_size,
             "rounds": rounds,
-            "warmup": rounds if is_dense else self.warmup,
-            "ramp": self.ramp,
-            "variance_lr": self.variance_lr,
+            "warmup": rounds if is_dense else round(scale * self.warmup),
+            "ramp": round(scale * self.ramp),
+            "variance_lr": self.variance_lr / scale,
+            "kl_weight": self.kl_weight,
             "schedule": f"linear(until={rounds}, floor={self.floor})",
         }
 
 
 LENGTHS = {
     "mnist": Length(1500, 700, warmup=100, ramp=150, variance_lr=0.025, floor=0.05),
-    "fashion_mnist": Length(3000, 1200, warmup=300, ramp=300, variance_lr=0.02, floor=0.02),
+    "fashion_mnist": Length(
+        3000, 4000, warmup=300, ramp=400, variance_lr=0.025, floor=0.02, kl_weight=0.2
+    ),
 }
 
 
@@ -161,13 +174,19 @@ def from_random(bench: Bench, devices: int, printed: Printed, words: str = "") -
     return sparse_row(bench, devices, printed, words, warmup=bench.rounds(0.5, devices))
 
 
+def small_gib(bench: Bench, devices: int = 4, batch_size: int = SMALL_BATCH) -> float:
+    """What a device sends and receives in a dense run of the tier `small`."""
+    return bench.gib(LENGTHS[bench.dataset].total(devices, batch_size, is_dense=True))
+
+
 def table(
     name: str,
     title: str,
     rows: tuple[Row, ...],
     small: Mapping[str, tuple[Expected, ...]] | None = None,
+    small_batch: int = SMALL_BATCH,
 ) -> Recipe:
-    """A recipe with a tier on digits; given `small`, be it empty, one on its own data as well."""
+    """A recipe with a tier on digits; given figures for `small`, one on its own data as well."""
     tiers: dict[TierName, Tier] = {
         "smoke": Tier(
             settings=DIGITS,
@@ -176,11 +195,8 @@ def table(
         )
     }
     if small is not None:
-        lengths = {
-            row.label: LENGTHS[str(row.settings["dataset"])].settings(is_dense=_is_dense(row))
-            for row in rows
-        }
-        tiers["small"] = Tier(settings=SMALL, own=lengths, expected=small)
+        own = {row.label: _in_small(row, small_batch) for row in rows}
+        tiers["small"] = Tier(settings=SMALL, own=own, expected=small)
     return Recipe(
         name=name,
         title=title,
@@ -191,8 +207,18 @@ def table(
     )
 
 
+def _scale(devices: int, batch_size: int) -> float:
+    """How many rounds make as many epochs as one with 4 devices and batches of 32."""
+    return 4 * SMALL_BATCH / (devices * batch_size)
+
+
 def _on_digits(row: Row) -> Settings:
     return {"rounds": 270, "warmup": 270 if _is_dense(row) else 68, "ramp": 90}
+
+
+def _in_small(row: Row, batch_size: int) -> Settings:
+    length = LENGTHS[row.settings["dataset"]]
+    return length.settings(row.settings["clients"], batch_size, is_dense=_is_dense(row))
 
 
 def _smoke_figures(rows: tuple[Row, ...]) -> dict[str, tuple[Expected, ...]]:

@@ -55,9 +55,22 @@ def test_clients_that_sit_out_rounds_change_nothing(name, tmp_path):
     assert steady(there.rows) == steady(here.rows)
 
 
-def test_residuals_of_error_feedback_stay_with_the_nodes(tmp_path):
-    settings = {"wire": "int8", "error_feedback": True, "clients": 3, "cohort": 2, "rounds": 4}
-    job = small_job(method="fedavg", **settings)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "fedavg", "cohort": 2, "rounds": 4},
+        {
+            "method": "vardrop",
+            "rounds": 8,
+            "async_staleness": 2,
+            "lr": 0.01,
+        },  # sends nothing at times
+    ],
+    ids=lambda settings: settings["method"],
+)
+def test_residuals_of_error_feedback_stay_with_the_nodes(settings, tmp_path):
+    shared = {"wire": "int8", "error_feedback": True, "clients": 3, "cohort": 3}
+    job = small_job(**shared | settings)
     here = api.play(job, None, resume=False, watcher=Watcher())
     there = played(job, tmp_path)
     assert there.summary.model_hash == here.summary.model_hash
