@@ -38,7 +38,8 @@ def goals(accuracy: float, density: float, most_gib: float) -> tuple[Expected, .
 
 IN_SMALL = {
     "MNIST": goals(0.983, 0.03, 0.15 * small_gib(MNIST)),
-    "Fashion-MNIST": goals(0.90, 0.06, 0.20 * small_gib(FASHION)),
+    # 1.5 points below the dense run of this tier, which ends at 0.9259 (seed 0).
+    "Fashion-MNIST": goals(0.9109, 0.06, 0.20 * small_gib(FASHION)),
 }
 DEVICES_IN_SMALL = {
     f"MNIST, {devices} devices": goals(0.98, density, 0.2 * small_gib(MNIST, devices, 16))
