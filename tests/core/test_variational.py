@@ -185,9 +185,9 @@ def test_precisions_beyond_the_range_of_float32_are_pooled():
 
 
 def test_a_model_without_a_layer_for_variances_is_refused():
-    embedding = nn.Sequential(nn.LayerNorm(4))
+    norm = nn.Sequential(nn.LayerNorm(4))
     with pytest.raises(ModelError, match="no linear layer and no convolution"):
-        variational.start(ModelTask(embedding, "values", (4,)), Key(0), -8.0)
+        variational.start(ModelTask(norm, "values", (4,)), Key(0), -8.0)
 
 
 def test_pooling_weights_means_by_precision_and_averages_precisions():

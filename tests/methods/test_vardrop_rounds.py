@@ -73,13 +73,12 @@ def reference(job):
 
     for done in range(ROUNDS):
         if mean:
-            present = union
             mine = {n: g for n, g in mean.items() if not n.startswith("lv/")}
-            theta = weight_adam.step(theta, mine, o["lr"] * factor(done - 1), present)
+            theta = weight_adam.step(theta, mine, o["lr"] * factor(done - 1), union)
             common = {n[3:]: g for n, g in mean.items() if n.startswith("lv/")}
             if common:
                 rate = o["variance_lr"] * factor(done - 1)
-                moved = shared_adam.step(own[0], common, rate, present)
+                moved = shared_adam.step(own[0], common, rate, union)
                 own = [dict(moved) for _ in own]
         if done == o["warmup"]:
             weight_adam = Adam()

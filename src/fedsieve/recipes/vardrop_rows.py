@@ -63,13 +63,9 @@ class Length:
     floor: float  # share of the rates left at the end
     kl_weight: float = 1.0
 
-    def total(self, devices: int, batch_size: int, *, is_dense: bool) -> int:
-        rounds = self.dense if is_dense else self.rounds
-        return round(rounds * _scale(devices, batch_size))
-
     def settings(self, devices: int, batch_size: int, *, is_dense: bool) -> Settings:
-        scale = _scale(devices, batch_size)
-        rounds = self.total(devices, batch_size, is_dense=is_dense)
+        scale = 4 * SMALL_BATCH / (devices * batch_size)
+        rounds = round(scale * (self.dense if is_dense else self.rounds))
         return {
             "batch_size": batch_size,
             "rounds": rounds,
@@ -176,7 +172,8 @@ def from_random(bench: Bench, devices: int, printed: Printed, words: str = "") -
 
 def small_gib(bench: Bench, devices: int = 4, batch_size: int = SMALL_BATCH) -> float:
     """What a device sends and receives in a dense run of the tier `small`."""
-    return bench.gib(LENGTHS[bench.dataset].total(devices, batch_size, is_dense=True))
+    dense = LENGTHS[bench.dataset].settings(devices, batch_size, is_dense=True)
+    return bench.gib(dense["rounds"])
 
 
 def table(
@@ -205,11 +202,6 @@ def table(
         tiers={**tiers, "full": Tier(settings={})},
         shown=("global_accuracy", "density", "paper_gib_per_client"),
     )
-
-
-def _scale(devices: int, batch_size: int) -> float:
-    """How many rounds make as many epochs as one with 4 devices and batches of 32."""
-    return 4 * SMALL_BATCH / (devices * batch_size)
 
 
 def _on_digits(row: Row) -> Settings:
