@@ -98,3 +98,14 @@ def test_apply_keeps_the_layout_of_values_whatever_that_of_the_mask_is():
     left = masks.apply({"conv": kernel}, {"conv": mask})["conv"]
     assert left.stride() == kernel.stride() != mask.stride()
     assert torch.equal(left, torch.where(mask, kernel, 0))
+
+
+def test_a_mask_that_does_not_name_a_tensor_keeps_it():
+    given_masks = [
+        {},
+        {"a": torch.tensor([True, False]), "b": torch.tensor([False])},
+        {"c": torch.ones(1) > 0},
+    ]
+    votes = {name: found.tolist() for name, found in masks.votes(given_masks).items()}
+    assert votes == {"a": [3, 2], "b": [2], "c": [3]}
+    assert masks.votes([]) == masks.votes([{}, {}]) == {}

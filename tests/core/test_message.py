@@ -18,6 +18,7 @@ from fedsieve.core.message import (
     Params,
     Scalar,
     Whole,
+    count_nonzero,
     fields,
     paper_bytes,
 )
@@ -79,3 +80,13 @@ def test_papers_count_four_bytes_for_each_value_sent_and_nothing_else():
     # 7 kept of fc, the unmasked bias whole, 6 gates.
     assert paper_bytes(message) == 4 * (7 + 5 + 6)
     assert paper_bytes(Nothing()) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64])
+def test_all_but_zeros_of_either_sign_are_counted_whatever_the_layout(dtype):
+    values = torch.tensor([[0, 1, -2], [3, -0.0, 0]]).to(dtype)
+    assert count_nonzero(values) == count_nonzero(values.T) == count_nonzero(values != 0) == 3
+    assert count_nonzero((values[:, :1] != 0).expand(2, 5)) == 5
+    assert count_nonzero(torch.tensor([float("nan"), float("inf"), 1e-45])) == 3
+    assert count_nonzero(torch.zeros(0)) == 0
+    assert count_nonzero(torch.ones(2, requires_grad=True)) == 2

@@ -241,7 +241,7 @@ def test_late_gradients_arrive_within_the_bound_and_meanwhile_nothing_is_sent(tm
         for client in range(3):
             parcel = loop.stores.states.get(client).parcel
             sent = next(m for m in round_.messages if (m.client, m.direction) == (client, "up"))
-            if parcel.mask:
+            if parcel.content.weights:
                 waits[client] += 1
                 assert sent.paper_bytes == 0
             else:
@@ -353,14 +353,19 @@ def test_log_variances_do_not_decay():
 
 
 def test_with_late_devices_most_of_all_last_masks_decide():
-    job = vardrop_job(async_staleness=3, log_variance=-3.0)
+    job = vardrop_job(async_staleness=3, log_variance=-3.0, warmup=3)
     method, server, states, data = federation(job)
-    last, sizes = {}, set()
+    last, sizes, mixed = {}, set(), 0
     for number in range(12):
         server, ups = exchange(method, server, states, data, number)
         last |= {client: up.mask for client, up in ups.items() if up.mask}
-        senders = [up for up in ups.values() if up.mask]
+        senders = [up for up in ups.values() if up.weights]
+        masked = [up for up in senders if up.mask]
         sizes.add(len(senders))
+        mixed += 0 < len(masked) < len(senders)  # one of the warm-up, which keeps all, came late
+        for name, union in server.parcel.mask.items():
+            sent = sum(up.mask[name] for up in masked) if len(masked) == len(senders) else 1
+            assert torch.equal(union, torch.as_tensor(sent > 0).expand_as(union))
         for name, mean in server.parcel.content.weights.items():  # who is late counts as 0
             total = sum(up.weights[name] for up in senders)
             torch.testing.assert_close(mean, total / len(ups))
@@ -369,6 +374,8 @@ def test_with_late_devices_most_of_all_last_masks_decide():
                 votes = torch.stack([mask[name] for mask in last.values()]).sum(0)
                 assert torch.equal(kept, 2 * votes > len(last))
     assert len(sizes) > 1
+    assert mixed
+    assert last
 
 
 def test_a_schedule_that_falls_to_0_at_once_can_be_run(tmp_path):

@@ -61,8 +61,8 @@ def test_every_shorter_or_longer_frame_is_noticed():
     ("change", "message"),
     [
         ({"magic": b"FSV2"}, "expected magic b'FSV1'"),
-        ({"version": 1}, "expected version 3 flags 0, found 1"),
-        ({"flags": 1}, "found 3 flags 1"),
+        ({"version": 1}, "expected version 4 flags 0, found 1"),
+        ({"flags": 1}, "found 4 flags 1"),
     ],
 )
 def test_another_format_is_refused_by_name(change, message):

@@ -183,6 +183,22 @@ def test_a_chunk_is_as_derived_by_hand():
     assert decode_values(memoryview(data), 3).tolist() == array.tolist()
 
 
+@pytest.mark.parametrize(
+    ("kept", "order"),
+    [
+        ([0, 1, 1, 0, 1, 0, 0, 0], [0, 1, 2]),  # as they stand
+        ([0, 1, 1, 1, 1, 1, 1, 1], [6, 0, 1, 2, 3, 4, 5]),  # the last one fills the gap
+    ],
+)
+def test_values_between_zeros_are_gathered_as_derived_by_hand(kept, order):
+    array = np.array(kept, np.float32)
+    array[array != 0] = present = np.arange(1, sum(kept) + 1, dtype=np.float32)
+    mask = zstd.compress(bytes([int("".join(map(str, kept)), 2)]))  # highest bit first
+    data = bytes([values.HOLES, len(mask)]) + mask + bytes([values.RAW])
+    data += present[order].tobytes()
+    assert decode_values(memoryview(data), 8).tolist() == array.tolist()
+
+
 def test_tiny_arrays_stay_raw():
     assert encode_values(np.array([1.0], np.float32)) == b"\0\0\0\x80\x3f"
     assert encode_values(np.array([], np.float32)) == b""

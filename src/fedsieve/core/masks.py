@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.core.message import Mask, Params
+from fedsieve.core.message import Mask, Params, count_nonzero
 
 
 def top_k(params: Params, names: tuple[str, ...], kept: int) -> Mask:
@@ -21,7 +21,7 @@ def top_k(params: Params, names: tuple[str, ...], kept: int) -> Mask:
         place = len(size) - kept
         smallest = np.partition(size.numpy(), place)[place].item()  # ten times faster than kthvalue
         chosen = size > smallest
-        chosen[(size == smallest).nonzero()[: kept - int(chosen.count_nonzero()), 0]] = True
+        chosen[(size == smallest).nonzero()[: kept - count_nonzero(chosen), 0]] = True
     parts = torch.split(chosen, [params[n].numel() for n in names])
     return {n: part.view(params[n].shape) for n, part in zip(names, parts, strict=True)}
 
@@ -47,9 +47,12 @@ def apply(params: Params, mask: Mask) -> Params:
 
 
 def votes(given: Sequence[Mask]) -> dict[str, Tensor]:
-    """For each coordinate, how many of the masks keep it."""
-    names = given[0] if given else ()
-    return {n: torch.stack([mask[n] for mask in given]).sum(0, dtype=torch.int32) for n in names}
+    """For each coordinate, how many of the masks keep it; one that does not name a tensor does."""
+    found = dict[str, Tensor]()
+    for name in dict.fromkeys(name for mask in given for name in mask):
+        named = [mask[name] for mask in given if name in mask]
+        found[name] = torch.stack(named).sum(0, dtype=torch.int32) + (len(given) - len(named))
+    return found
 
 
 def _laid_like(value: Tensor, mask: Tensor) -> Tensor:
@@ -60,4 +63,4 @@ def _laid_like(value: Tensor, mask: Tensor) -> Tensor:
 def density(mask: Mask) -> float:
     """Share of coordinates kept."""
     total = sum(m.numel() for m in mask.values())
-    return sum(int(m.count_nonzero()) for m in mask.values()) / total if total else 1.0
+    return sum(count_nonzero(m) for m in mask.values()) / total if total else 1.0

@@ -14,6 +14,7 @@ one bit then stands for all coordinates: a filter, or an input feature.
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
+import numpy as np
 from torch import Tensor
 
 Params: TypeAlias = dict[str, Tensor]
@@ -92,6 +93,12 @@ def _read_fields(message: type[Any]) -> tuple[Field, ...]:
     return found
 
 
+def count_nonzero(tensor: Tensor) -> int:
+    """How many values are not 0; numpy counts booleans many times faster than torch does."""
+    array = tensor.detach().numpy()
+    return int(np.count_nonzero(array if array.dtype == np.bool_ else array != 0))
+
+
 def paper_bytes(message: Any) -> int:
     """The count most papers print: 4 bytes for each value sent, nothing for where it belongs."""
     values = 0
@@ -102,7 +109,7 @@ def paper_bytes(message: Any) -> int:
             mask: Mask = getattr(message, role.where)
             for key, tensor in getattr(message, name).items():
                 kept = mask[key].expand_as(tensor) if key in mask else None
-                values += tensor.numel() if kept is None else int(kept.count_nonzero())
+                values += tensor.numel() if kept is None else count_nonzero(kept)
     return 4 * values
 
 

@@ -224,7 +224,7 @@ def update(
     gradients = [grads[name] for name in fresh]
     optimiser.step(list(fresh.values()), gradients, slots, int(after["step"]), lr)
     for name, is_present in (present or {}).items():
-        if name in fresh:
+        if name in fresh and not is_present.numpy().all():
             fresh[name] = fresh[name].where(is_present, params[name])
             for slot in optimiser.slots:
                 after[f"{slot}/{name}"].mul_(is_present)

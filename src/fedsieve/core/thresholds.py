@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedsieve.core.message import Mask, Params
+from fedsieve.core.message import Mask, Params, count_nonzero
 
 Granularity: TypeAlias = Literal["element", "filter"]
 Penalty: TypeAlias = Literal["exp", "inverse"]
@@ -44,7 +44,7 @@ class Thresholding:
     def is_reset_after(self, kept: Tensor) -> bool:
         """Whether a layer that had this mask is reset."""
         limit = self.reset_density * kept.numel()
-        return self.reset_density > 0 and int(kept.count_nonzero()) <= limit
+        return self.reset_density > 0 and count_nonzero(kept) <= limit
 
     def settled(self, weights: Params, thresholds: Params) -> tuple[Params, Mask]:
         """Thresholds with their masks when nothing is left to reset."""

@@ -145,6 +145,8 @@ def l1_dist(a: Params, b: Params) -> Tensor:
 def _is_finite(leaf: Leaf) -> bool:
     if not isinstance(leaf, Tensor):
         return math.isfinite(leaf)
+    if not leaf.is_floating_point():
+        return True
     # A finite sum has finite terms; only an overflowing one needs the slow look.
     return math.isfinite(leaf.sum()) or bool(torch.isfinite(leaf).all())
 

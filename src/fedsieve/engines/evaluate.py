@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsieve.core.cut import smallest
 from fedsieve.core.errors import RoundError
 from fedsieve.core.graph import LayerGraph
-from fedsieve.core.message import Params
+from fedsieve.core.message import Params, count_nonzero
 from fedsieve.core.method import AnyMethod, Task
 from fedsieve.data.federation import Federation
 from fedsieve.engines.site import (
@@ -125,10 +125,8 @@ def discovery(model: Params | None, graph: LayerGraph, truth: Tensor | None) -> 
     if weight.shape != truth.T.shape:
         return None
     found, planted = weight != 0, truth.T != 0
-    common = int((found & planted).count_nonzero())
-    return Discovery(
-        common / max(int(found.count_nonzero()), 1), common / int(planted.count_nonzero())
-    )
+    common = count_nonzero(found & planted)
+    return Discovery(common / max(count_nonzero(found), 1), common / count_nonzero(planted))
 
 
 def shares_of_cohort(

@@ -6,12 +6,9 @@ One is the forward pass, one the gradient with respect to inputs and one with re
 import math
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from fedsieve.core.cut import alive_channels
 from fedsieve.core.graph import Layer, LayerGraph
-from fedsieve.core.message import Mask, Params
+from fedsieve.core.message import Mask, Params, count_nonzero
 
 
 class Flops(NamedTuple):
@@ -32,13 +29,13 @@ def flops(graph: LayerGraph, processed: int, mask: Mask | None) -> Flops:
     dense = passes * graph.macs
     if mask is None:
         return Flops(dense, dense, dense)
-    alive = {name: _count(kept) for name, kept in alive_channels(graph, mask).items()}
+    alive = {name: count_nonzero(kept) for name, kept in alive_channels(graph, mask).items()}
     ideal = realisable = 0
     for layer in graph.layers:
         # Every weight is used equally often: once per position of the output.
         positions = layer.macs // math.prod(layer.shape)
         kept = mask.get(layer.weight)
-        ideal += layer.macs if kept is None else positions * _count(kept)
+        ideal += layer.macs if kept is None else positions * count_nonzero(kept)
         realisable += positions * _remaining(graph, layer, alive)
     return Flops(dense, passes * ideal, passes * realisable)
 
@@ -59,7 +56,7 @@ def size(graph: LayerGraph, params: Params) -> Size:
 def density(params: Params, graph: LayerGraph) -> float:
     """The share of non-zeros in all tensors that a mask may cover."""
     weights = [params[name] for name in graph.maskable]
-    return sum(_count(w) for w in weights) / sum(w.numel() for w in weights)
+    return sum(count_nonzero(w) for w in weights) / sum(w.numel() for w in weights)
 
 
 def _remaining(graph: LayerGraph, layer: Layer, alive: dict[str, int]) -> int:
@@ -72,7 +69,3 @@ def _remaining(graph: LayerGraph, layer: Layer, alive: dict[str, int]) -> int:
     return (
         rows * alive[layer.target] // graph.space[layer.target].size * columns * math.prod(kernel)
     )
-
-
-def _count(tensor: Tensor) -> int:
-    return int(torch.count_nonzero(tensor))

@@ -84,11 +84,9 @@ class GaussianFit:
         return self.optimiser, optimisers.undecayed(self.optimiser)
 
     def mask(self, model: Model, rounds: int) -> Mask:
-        """Where log alpha <= log T; everywhere in the warm-up."""
-        if rounds < self.warmup:
-            variances = model.posterior.log_variance
-            return {n: torch.ones_like(lv, dtype=torch.bool) for n, lv in variances.items()}
-        return variational.kept(model.posterior, self.log_threshold)
+        """Where log alpha <= log T; none in the warm-up, in which every weight is kept."""
+        is_early = rounds < self.warmup
+        return {} if is_early else variational.kept(model.posterior, self.log_threshold)
 
     def gradient(
         self, model: Model, batch: Batch, bound: Bound, key: Key

@@ -22,7 +22,7 @@ import torch
 from fedsieve.core import tree
 from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Count, Dense, Params
+from fedsieve.core.message import Count, Dense, Params, count_nonzero
 from fedsieve.core.method import Batches, Method, Metrics, register
 from fedsieve.core.optimisers import Moments
 from fedsieve.methods.threshold_training import Local, ThresholdTraining, Trained
@@ -188,7 +188,7 @@ class SpaFL(ThresholdTraining, Method[Server, State, Down, Up]):
         dense = kept = 0.0
         for x in self.task.graph.layers:
             mask = trained.mask.get(x.weight)
-            share = 1.0 if mask is None else int(mask.count_nonzero()) / mask.numel()
+            share = 1.0 if mask is None else count_nonzero(mask) / mask.numel()
             dense, kept = dense + x.macs, kept + share * x.macs
         rows = sum(len(t) for t in trained.own.thresholds.values())
         size = sum(w.numel() for n, w in trained.own.weights.items() if n not in self.task.buffers)

@@ -108,7 +108,7 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
     ) -> tuple[Up, State, Metrics]:
         model = self._step(self._caught_up(state.model, down), down)
         parcel, arrival, metrics = state.parcel, state.arrival, Metrics(0, {})
-        if not parcel.mask:
+        if not parcel.content.weights:
             late = keys.generator(fold(key, "late")).integers(self.async_staleness + 1)
             arrival = down.rounds + int(late)
             model, parcel, metrics = self._work(model, down, data, key)
@@ -119,9 +119,9 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
 
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
         statistics = tree.weighted_mean((r.statistics, 1) for r in replies)
-        senders = [r for r in replies if r.mask]
+        senders = [r for r in replies if r.weights]
         mean = self._mean(server, senders, len(replies))
-        heard = server.heard | {str(r.device): r.mask for r in senders}
+        heard = server.heard | {str(r.device): r.mask for r in senders if r.mask}
         sent = masks.votes([r.mask for r in senders])
         votes = masks.votes(list(heard.values())) if self.async_staleness else sent
         return Server(

@@ -216,8 +216,9 @@ def _mask_block(part: Part, mask: Mask, held: Recall) -> MaskBlock:
     same_size = {mark: other for mark, other in held.items() if other.size == flat.size}
     if not same_size or not flat.size:
         return MaskBlock(None, encode_mask(flat, layout))
-    mark = min(same_size, key=lambda m: int(np.count_nonzero(same_size[m] != flat)))
-    return MaskBlock(mark, encode_change(flat, same_size[mark], layout))
+    changes = {mark: int(np.count_nonzero(other != flat)) for mark, other in same_size.items()}
+    mark = min(changes, key=changes.__getitem__)
+    return MaskBlock(mark, encode_change(flat, same_size[mark], layout) if changes[mark] else b"")
 
 
 def _layout(part: Part) -> Layout:

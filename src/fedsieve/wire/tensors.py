@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key
-from fedsieve.core.message import Mask, Params
+from fedsieve.core.message import Mask, Params, count_nonzero
 from fedsieve.wire.bits import Pieces
 from fedsieve.wire.precision import Precision, decode_floats, encode_floats
 from fedsieve.wire.schema import DTYPES, Entry, Part
@@ -69,7 +69,7 @@ def _next(blocks: Iterator[memoryview], part: Part) -> memoryview:
 def _kept(tensor: Tensor, mask: Tensor | None) -> Array:
     # Places first: several times faster than a boolean index, in numpy as in torch.
     array = tensor.detach().numpy().reshape(-1)
-    if mask is None or mask.all():
+    if mask is None or mask.numpy().all():
         return array
     return array.take(np.flatnonzero(_spread(mask, tensor.shape)))
 
@@ -80,7 +80,7 @@ def _spread(mask: Tensor, shape: tuple[int, ...]) -> Bools:
 
 
 def _sent(entry: Entry, mask: Tensor | None) -> int:
-    return entry.count if mask is None else int(mask.expand(entry.shape).count_nonzero())
+    return entry.count if mask is None else count_nonzero(mask.expand(entry.shape))
 
 
 def _raw_values(entry: Entry, block: memoryview, size: int) -> Array:

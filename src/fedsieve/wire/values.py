@@ -9,9 +9,8 @@ array is cut into chunks, each coded by itself; a chunk's first byte says how:
     HOLES                  the same with fewer zeros: the mask is packed and coded by zstd, faster
     ZSTD, CELLS, SYMBOLS   int8 (symbols.py)
 
-Values that are not zero are gathered: the first ones stay where they are, and the gaps between them
-are filled with those from the end, so that few have to be moved. Where these are not so few, each
-block of positions is gathered by itself: what is moved at once must not take much memory.
+Values that are not zero are gathered in their order. Where nearly all are, or nearly none, fewer
+have to be moved: the first ones stay where they are, and those from the end fill the gaps between.
 """
 
 from typing import Any, Final, Literal, TypeAlias
@@ -87,7 +86,8 @@ def _encode_floats(values: Array, kind: Kind) -> Pieces:
         return [head, mask, *encode_values(_gathered(bits, kept, count).view(values.dtype), kind)]
     high, low = bits, bits[:0].data
     if kind == "f4":
-        high, low = np.right_shift(bits, 16).astype(np.uint16), bits.astype(np.uint16).data
+        halves = bits.view(np.uint16)
+        high, low = halves[1::2].copy(), halves[::2].copy().data
     fine = [] if kind == "f2" else encode_halves(FINE, high)
     if not fine or values.size < _SMALL:
         coarse = encode_halves(COARSE, high)
@@ -124,37 +124,44 @@ def _read_raw(reader: Reader, values: Array) -> None:
     values.view(np.uint8)[:] = np.frombuffer(reader.take(values.nbytes), np.uint8)
 
 
-def _window(size: int, count: int) -> int:
-    """Positions among which values are moved: all, unless many are, whose places take memory."""
-    is_few = 8 * min(count, size - count) <= size
-    return size if is_few else min(max(size >> 3, 1 << 12), 1 << 14)
+def _is_lopsided(size: int, count: int) -> bool:
+    return 8 * min(count, size - count) <= size
+
+
+def _width(size: int) -> int:
+    """Positions looked at together, whose places take eight bytes each: no more than the values."""
+    return min(max(size >> 3, 1 << 10), 1 << 14)
 
 
 def _gathered(bits: Array, kept: Bools, total: int) -> Array:
     """The `total` values kept."""
-    found, at, width = np.empty(total, bits.dtype), 0, _window(bits.size, total)
+    if _is_lopsided(bits.size, total):
+        found = bits[:total].copy()
+        found[set_places(~kept[:total])] = bits[total:][set_places(kept[total:])]
+        return found
+    found, at, width = np.empty(total, bits.dtype), 0, _width(bits.size)
     for start in range(0, bits.size, width):
-        block, own = bits[start : start + width], kept[start : start + width]
-        count = int(np.count_nonzero(own))
-        part = found[at : at + count]
-        part[:] = block[:count]
-        part[set_places(~own[:count])] = block[count:][set_places(own[count:])]
-        at += count
+        block = bits[start : start + width].take(np.flatnonzero(kept[start : start + width]))
+        found[at : at + block.size] = block
+        at += block.size
     return found
 
 
 def _scatter(bits: Array, kept: Bools, total: int) -> None:
     """Move the first `total` values, as they were gathered, where they belong; zeros elsewhere."""
-    at, width = total, _window(bits.size, total)
-    for start in reversed(range(0, bits.size, width)):  # nothing is written over before it is read
-        block, own = bits[start : start + width], kept[start : start + width]
-        count = int(np.count_nonzero(own))
-        at -= count
-        if at < start:
-            block[:count] = bits[at : at + count]
-        block[count:] = 0
-        gaps = set_places(~own[:count])
-        moved = block[gaps]
-        block[gaps] = 0
+    if _is_lopsided(bits.size, total):
+        bits[total:] = 0
+        gaps = set_places(~kept[:total])
+        moved = bits[gaps]
+        bits[gaps] = 0
         del gaps
-        block[count:][set_places(own[count:])] = moved
+        bits[total:][set_places(kept[total:])] = moved
+        return
+    at, width = total, _width(bits.size)
+    for start in reversed(range(0, bits.size, width)):  # nothing is written over before it is read
+        places = np.flatnonzero(kept[start : start + width])
+        at -= places.size
+        moved = bits[at : at + places.size].copy()
+        block = bits[start : start + width]
+        block[:] = 0
+        block[places] = moved
