@@ -9,6 +9,7 @@ VARIANTS = {
     "broadcasts to all": {"method": "spafl", "preset": "paper", "epochs": 2},
     "changes in place of gradients": {"method": "vardrop", "local_steps": 2},
     "late parcels": {"method": "vardrop", "async_staleness": 1},
+    "masks after a warm-up": {"method": "vardrop", "warmup": 2, "log_variance": -5.0},
 }
 variants = pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS.keys())
 

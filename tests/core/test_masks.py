@@ -100,12 +100,10 @@ def test_apply_keeps_the_layout_of_values_whatever_that_of_the_mask_is():
     assert torch.equal(left, torch.where(mask, kernel, 0))
 
 
-def test_a_mask_that_does_not_name_a_tensor_keeps_it():
-    given_masks = [
-        {},
-        {"a": torch.tensor([True, False]), "b": torch.tensor([False])},
-        {"c": torch.ones(1) > 0},
-    ]
-    votes = {name: found.tolist() for name, found in masks.votes(given_masks).items()}
-    assert votes == {"a": [3, 2], "b": [2], "c": [3]}
-    assert masks.votes([]) == masks.votes([{}, {}]) == {}
+def test_a_completed_mask_has_a_bit_for_each_value_and_keeps_what_it_did_not_name():
+    params = {"a": torch.zeros(2, 2), "b": torch.zeros(3)}
+    found = masks.completed({"a": torch.tensor([[True, False]]), "x": torch.ones(1) > 0}, params)
+    assert {name: mask.tolist() for name, mask in found.items()} == {
+        "a": [[True, False], [True, False]],
+        "b": [True, True, True],
+    }

@@ -32,7 +32,7 @@ def exact_kl(log_alpha):
 
 
 def test_the_kl_term_is_the_numerical_integral_within_two_hundredths():
-    for log_alpha in range(-8, 9, 2):
+    for log_alpha in np.linspace(-8, 8, 33):
         ours = float(variational.kl(torch.tensor(float(log_alpha))))
         assert ours == pytest.approx(exact_kl(log_alpha), abs=0.02)
 
@@ -99,9 +99,8 @@ def test_local_reparametrisation_has_the_moments_of_direct_sampling(kind):
     spread = direct.var(0)
     off_mean = (ours.mean(0) - direct.mean(0)) / (2 * spread / DRAWS).sqrt()
     off_variance = (ours.var(0) - spread) / (spread * math.sqrt(4 / DRAWS))
-    # 3 sigma each; with up to 8 outputs the largest of them may come to 3.5.
-    assert off_mean.abs().max() < 3.5
-    assert off_variance.abs().max() < 3.5
+    assert off_mean.abs().max() < 3
+    assert off_variance.abs().max() < 3
 
 
 def _outputs(layer, weight, x):

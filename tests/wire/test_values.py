@@ -83,7 +83,7 @@ def test_any_bit_pattern_comes_back(kind, data):
     size=st.integers(0, 5000),
     seed=st.integers(0, 2**32 - 1),
     spread=st.sampled_from([0.0, 0.1, 3.0, 30.0]),
-    zeros=st.sampled_from([0.0, 0.01, 0.3, 0.95, 1.0]),
+    zeros=st.sampled_from([0.0, 0.01, 0.08, 0.3, 0.8, 0.95, 1.0]),
 )
 @settings(max_examples=60, deadline=None)
 def test_values_of_any_spread_with_zeros_come_back(kind, size, seed, spread, zeros):
@@ -92,6 +92,16 @@ def test_values_of_any_spread_with_zeros_come_back(kind, size, seed, spread, zer
     array[rng.random(size) < zeros] = 0
     array = np.clip(array, -6e4, 6e4).astype(np.float32)
     there_and_back(as_kind(np.append(array, np.float32(1)), kind), kind)
+
+
+@pytest.mark.parametrize("zeros", [0.03, 0.08, 0.12, 0.13, 0.5, 0.87, 0.88, 0.95])
+@pytest.mark.parametrize("size", [1023, 1025, 9000, 140_001])
+@pytest.mark.parametrize("kind", ["f4", "bf", "f2"])
+def test_any_share_of_zeros_comes_back(kind, size, zeros):
+    rng = np.random.default_rng(size)
+    array = rng.normal(size=size).astype(np.float32)
+    there_and_back(as_kind(np.where(rng.random(size) < zeros, 0, array), kind), kind)
+    there_and_back(as_kind(np.where(np.arange(size) < zeros * size, 0, array), kind), kind)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 17, 131071, 131072, 131073, 300001])

@@ -47,12 +47,17 @@ def apply(params: Params, mask: Mask) -> Params:
 
 
 def votes(given: Sequence[Mask]) -> dict[str, Tensor]:
-    """For each coordinate, how many of the masks keep it; one that does not name a tensor does."""
-    found = dict[str, Tensor]()
-    for name in dict.fromkeys(name for mask in given for name in mask):
-        named = [mask[name] for mask in given if name in mask]
-        found[name] = torch.stack(named).sum(0, dtype=torch.int32) + (len(given) - len(named))
-    return found
+    """For each coordinate, how many of the masks keep it."""
+    names = given[0] if given else ()
+    return {n: torch.stack([mask[n] for mask in given]).sum(0, dtype=torch.int32) for n in names}
+
+
+def completed(mask: Mask, params: Params) -> Mask:
+    """The mask with a bit for each of these values and for no others; new ones are kept."""
+    return {
+        n: mask[n].expand_as(x) if n in mask else torch.ones_like(x, dtype=torch.bool)
+        for n, x in params.items()
+    }
 
 
 def _laid_like(value: Tensor, mask: Tensor) -> Tensor:

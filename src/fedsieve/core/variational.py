@@ -193,6 +193,7 @@ def pool_lost(own: Params, lost: Sequence[Posterior], kept: Sequence[Mask]) -> P
 
     Differences survive a wire that rounds, where small steps of -10 would not.
     """
+    kept = [masks.completed(mask, own) for mask in kept]
     found = [Posterior(w, {n: own[n] - x for n, x in lv.items()}) for w, lv in lost]
     weights, pooled = pool(found, kept)
     votes = masks.votes(kept)

@@ -231,7 +231,7 @@ class Site:
         payload = encode(meant, known, coding)
         self._decoder.learn(schema_of(meant)[0].packed())
         arrived = self._decoder.decode(payload.data, self._up_kind, known.masks)
-        return payload, residual_of(meant, arrived)
+        return payload, residual_of(meant, arrived) or request.residual  # nothing sent: as before
 
 
 def who(request: Request) -> int:

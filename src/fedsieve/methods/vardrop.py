@@ -118,14 +118,14 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         return up, State(model, left, arrival, state.device), metrics
 
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
-        statistics = tree.weighted_mean((r.statistics, 1) for r in replies)
         senders = [r for r in replies if r.weights]
         mean = self._mean(server, senders, len(replies))
-        heard = server.heard | {str(r.device): r.mask for r in senders if r.mask}
-        sent = masks.votes([r.mask for r in senders])
+        has_masks = server.rounds >= self.warmup or self.async_staleness > 0
+        own = {str(r.device): masks.completed(r.mask, server.kept) for r in senders if has_masks}
+        sent, heard = masks.votes(list(own.values())), server.heard | own
         votes = masks.votes(list(heard.values())) if self.async_staleness else sent
         return Server(
-            model=server.model.with_weights(statistics),
+            model=server.model.with_weights(tree.weighted_mean((r.statistics, 1) for r in replies)),
             parcel=Parcel({n: v > 0 for n, v in sent.items()}, mean),
             kept=server.kept | {n: 2 * v > len(heard) for n, v in votes.items()},
             heard=heard if self.async_staleness else {},

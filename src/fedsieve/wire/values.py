@@ -129,7 +129,7 @@ def _is_lopsided(size: int, count: int) -> bool:
 
 
 def _width(size: int) -> int:
-    """Positions looked at together, whose places take eight bytes each: no more than the values."""
+    """Positions looked at together: few of a small array, since a place takes eight bytes."""
     return min(max(size >> 3, 1 << 10), 1 << 14)
 
 

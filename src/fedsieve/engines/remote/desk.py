@@ -222,8 +222,8 @@ class Desk:
         """Write the new version; the one it came from stays until the server names another."""
         states, residuals = work.stores
         states.put(self._client, after.state, number)
-        left = after.residual if isinstance(after, Reply) else {}  # {} where nothing was sent
-        residuals.put(self._client, left or residuals.get(self._client), number)
+        left = after.residual if isinstance(after, Reply) else residuals.get(self._client)
+        residuals.put(self._client, left, number)
         for store in work.kept:
             store.flush()
             store.forget_all_but([{self._client: version}] if version else [])
