@@ -202,6 +202,10 @@ def _per_client(record: Record, name: str) -> float | None:
     return sum(found) / record.summary.num_clients if found else None
 
 
+def _true_bytes(record: Record) -> int:
+    return record.summary.up_bytes + record.summary.down_bytes
+
+
 def _paper_bytes(record: Record) -> int:
     return record.summary.up_paper_bytes + record.summary.down_paper_bytes
 
@@ -225,7 +229,8 @@ METRICS: dict[str, Callable[[Record], float | None]] = {
     "truth_recall": lambda r: r.summary.truth_recall,
     "sparsity": lambda r: 1 - r.summary.density,
     "deployed_values": lambda r: r.summary.deployed_values,
-    "true_mb": lambda r: (r.summary.up_bytes + r.summary.down_bytes) / 1e6,
+    "true_mb": lambda r: _true_bytes(r) / 1e6,
+    "true_gib_per_client": lambda r: _true_bytes(r) / r.summary.num_clients / 2**30,
     "paper_mb": lambda r: _paper_bytes(r) / 1e6,
     "paper_gbit": lambda r: 8 * _paper_bytes(r) / 1e9,
     "paper_gib": lambda r: _paper_bytes(r) / 2**30,

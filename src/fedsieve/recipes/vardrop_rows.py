@@ -165,9 +165,11 @@ def pretrained(bench: Bench, devices: int, printed: Printed, words: str, **more:
     return sparse_row(bench, devices, printed, words, init_from=_file(bench), **more)
 
 
-def from_random(bench: Bench, devices: int, printed: Printed, words: str = "") -> Row:
+def from_random(
+    bench: Bench, devices: int, printed: Printed, words: str = "", **more: object
+) -> Row:
     """Half an epoch of dense training first: at random weights the KL term prunes too early."""
-    return sparse_row(bench, devices, printed, words, warmup=bench.rounds(0.5, devices))
+    return sparse_row(bench, devices, printed, words, warmup=bench.rounds(0.5, devices), **more)
 
 
 def small_gib(bench: Bench, devices: int = 4, batch_size: int = SMALL_BATCH) -> float:
