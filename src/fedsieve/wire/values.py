@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
-from fedsieve.wire.bits import Bools, Pieces, Reader, count_bytes, set_places, size_of
+from fedsieve.wire.bits import Bools, Ints, Pieces, Reader, count_bytes, set_places, size_of
 from fedsieve.wire.halves import COARSE, FINE, decode_halves, encode_halves
 from fedsieve.wire.literals import compress, decompress
 from fedsieve.wire.masks import decode_mask, encode_mask
@@ -133,6 +133,12 @@ def _width(size: int) -> int:
     return min(max(size >> 3, 1 << 10), 1 << 14)
 
 
+def _index(kept: Bools) -> Bools | Ints:
+    """What selects the positions kept fastest: themselves where they come in runs, or places."""
+    changes = np.count_nonzero(kept[1:] != kept[:-1])
+    return kept if 8 * changes < kept.size else np.flatnonzero(kept)
+
+
 def _gathered(bits: Array, kept: Bools, total: int) -> Array:
     """The `total` values kept."""
     if _is_lopsided(bits.size, total):
@@ -141,7 +147,7 @@ def _gathered(bits: Array, kept: Bools, total: int) -> Array:
         return found
     found, at, width = np.empty(total, bits.dtype), 0, _width(bits.size)
     for start in range(0, bits.size, width):
-        block = bits[start : start + width].take(np.flatnonzero(kept[start : start + width]))
+        block = bits[start : start + width][_index(kept[start : start + width])]
         found[at : at + block.size] = block
         at += block.size
     return found
@@ -159,9 +165,9 @@ def _scatter(bits: Array, kept: Bools, total: int) -> None:
         return
     at, width = total, _width(bits.size)
     for start in reversed(range(0, bits.size, width)):  # nothing is written over before it is read
-        places = np.flatnonzero(kept[start : start + width])
-        at -= places.size
-        moved = bits[at : at + places.size].copy()
-        block = bits[start : start + width]
+        block, own = bits[start : start + width], kept[start : start + width]
+        count = int(np.count_nonzero(own))
+        at -= count
+        moved = bits[at : at + count].copy()
         block[:] = 0
-        block[places] = moved
+        block[_index(own)] = moved
