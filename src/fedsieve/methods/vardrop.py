@@ -120,6 +120,7 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
         senders = [r for r in replies if r.weights]
         mean = self._mean(server, senders, len(replies))
+        # The warm-up has no masks; whoever is late after it counts as one who keeps everything.
         has_masks = server.rounds >= self.warmup or self.async_staleness > 0
         own = {str(r.device): masks.completed(r.mask, server.kept) for r in senders if has_masks}
         sent, heard = masks.votes(list(own.values())), server.heard | own
