@@ -63,7 +63,8 @@ def plan(
     if found.rounds > PROBED:
         typer.echo(
             f"Rounds after the {PROBED}th are taken to be like it: a method that is still dense "
-            "then, or in its warm-up, will send less than this."
+            "then, or in its warm-up, will send less than this; rounds after a warm-up may take "
+            "longer, and more memory."
         )
 
 
