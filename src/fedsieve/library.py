@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from fedsieve import api
-from fedsieve.api import Watcher
 from fedsieve.config import Config, make, method_options, read_toml, to_toml
 from fedsieve.core.errors import DataError
 from fedsieve.core.method import method_class
 from fedsieve.job import canonical
 from fedsieve.ledger.rows import Evaluation, Row, Summary
+from fedsieve.progress import Watcher
 
 T = TypeVar("T")
 INDIFFERENT = ("workers", "checkpoint_every", "state_ram_mb", "data_root", "save_messages")
@@ -78,7 +78,7 @@ def obtain(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = No
     found = find(settings, root)
     if found is not None:
         return found
-    path = root / run_hash(settings)
+    path, watcher = root / run_hash(settings), watcher or Watcher()
     if (path / "config.toml").exists():  # its hash says that it is the same run
         free = {name: settings[name] for name in INDIFFERENT if name in settings}
         api.run(out=path, resume=True, watcher=watcher, **free)

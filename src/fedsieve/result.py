@@ -7,6 +7,7 @@ import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Result:
     rows: list[Row]
     model: Params | None
     config: Config
+    folder: Path | None = None  # where it is kept
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame; see `fedsieve.report.frames.frame`."""

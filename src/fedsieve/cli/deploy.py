@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fedsieve.api import Watcher
 from fedsieve.cli import settings as s
 from fedsieve.cli.progress import Rows, conclude, shown
 from fedsieve.core.errors import ConfigError
 from fedsieve.engines.interrupt import Interrupt
+from fedsieve.progress import Watcher
 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS and no keys: for a trial on this machine.")

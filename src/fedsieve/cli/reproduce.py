@@ -10,12 +10,12 @@ import typer
 from rich.table import Table
 
 import fedsieve.recipes  # noqa: F401 - registers the recipes
-from fedsieve.api import Watcher
 from fedsieve.cli import settings as s
 from fedsieve.cli.compare import console
 from fedsieve.cli.progress import duration, megabytes, shown
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.data.sources import catalogue
+from fedsieve.progress import Watcher
 from fedsieve.recipes import figure
 from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
 from fedsieve.recipes.figure import Calculated

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedsieve.report.html import Markup, escape, exact, join, number, tag
+from fedsieve.drawing.html import Markup, escape, exact, join, number, tag
 
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 48, 20, 12, 42
