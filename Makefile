@@ -26,8 +26,8 @@ $(STAMP): $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH)
 	@touch $@
 
-demo: setup  ## dense against sparse on embedded data, in about a minute
-	@$(BIN)/python examples/demo.py
+demo: setup  ## seven methods on embedded data, in about a minute
+	@$(BIN)/fedsieve demo
 
 test: setup  ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)

@@ -78,15 +78,6 @@ def test_model_of_own_module_scores_outside_as_in_the_run(
     assert inside.split()[-1] == outside.split()[-1]
 
 
-def test_demo_can_be_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    demo = importlib.import_module("demo")
-    demo.main(rounds=1, runs=tmp_path)
-    demo.main(rounds=1, runs=tmp_path)
-    assert "fediter_ht" in capsys.readouterr().out
-    folders = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/*"))
-    assert folders == [f"demo-{n}/{m}" for n in (1, 2) for m in ("fedavg", "fediter_ht")]
-
-
 def test_demo_and_tests_are_on_the_first_screen() -> None:
     screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:30])
     assert "make demo" in screen

@@ -24,6 +24,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "demo": Command("demo", "demo", "Run seven methods on embedded data and compare them."),
     "run": Command("run", "run", "Run a federated job."),
     "watch": Command(
         "watch",
@@ -59,11 +60,7 @@ COMMANDS = {
         "report",
         "Write one self-contained HTML page about runs: results, curves, bytes, masks, clients.",
     ),
-    "compare": Command(
-        "compare",
-        "compare_runs",
-        "Compare runs at equal communication, equal FLOPs and equal rounds.",
-    ),
+    "compare": Command("compare", "compare_runs", "Compare runs: which is best, at what cost."),
     "sweep": Command("sweep", "run_sweep", "Run every combination of settings, for several seeds."),
     "tune": Command(
         "tune", "run_tune", "Tune settings by random search; test data is not looked at."

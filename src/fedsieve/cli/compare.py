@@ -42,12 +42,12 @@ def compare_runs(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="All figures as one JSON line.")] = False,
 ) -> None:
-    """Which run is best, at what cost: a sentence, a curve and a table.
+    """Compare runs: which is best, at what cost.
 
-    Seeds of one configuration are put together as mean ± standard deviation. `--all` adds scores
-    at equal communication, FLOPs and rounds (the last one measured at or before a budget; budgets
-    are the largest that all runs reach, its half and its quarter) and what it took to reach a
-    score.
+    A sentence, a curve and a table. Seeds of one configuration are put together as mean ±
+    standard deviation. `--all` adds scores at equal communication, FLOPs and rounds (the last one
+    measured at or before a budget; budgets are the largest that all runs reach, its half and its
+    quarter) and what it took to reach a score.
 
     ```
     fedsieve compare runs/demo-1/*/

@@ -46,9 +46,10 @@ def print_summary(summary: Summary, out: Path | None) -> None:
             table.add_row(label, f"{value:.4f}  (best {top:.4f})")
     if summary.seen_accuracy is not None:
         table.add_row("of clients seen", f"{summary.seen_accuracy:.4f}")
-    paper = summary.up_paper_bytes + summary.down_paper_bytes
-    sent = f"up {megabytes(summary.up_bytes)}, down {megabytes(summary.down_bytes)}"
-    table.add_row("sent", f"{sent}  (4 bytes a value: {megabytes(paper)})")
+    sent = megabytes(summary.up_bytes + summary.down_bytes)
+    ways = f"up {megabytes(summary.up_bytes)}, down {megabytes(summary.down_bytes)}"
+    paper = megabytes(summary.up_paper_bytes + summary.down_paper_bytes)
+    table.add_row("sent", f"{sent}  ({ways}; at 4 bytes a value: {paper})")
     layers = summary.layer_mean_density
     also = "" if layers is None else f"  (mean over layers {layers:.4f})"
     table.add_row("density", f"{summary.density:.4f}{also}")

@@ -62,12 +62,12 @@ def answer(
     if len(candidates) == 1:
         return f"{winner.label} reaches {score} with {price}."
     if winner != best:
-        behind = f"{_points(best.score - winner.score, kind)} below the best"
+        behind = f"{_points(best, winner, kind)} below the best"
         return f"{winner.label} reaches {score} with {price}, {behind} ({_at(best, text)})."
     cheapest = min(candidates, key=lambda c: (c.sent, -c.score))
     if cheapest == best:
         return f"{winner.label} is best and cheapest: {score} with {price}."
-    behind = _points(best.score - cheapest.score, kind)
+    behind = _points(best, cheapest, kind)
     return (
         f"{winner.label} is best: {score} with {price}. The cheapest is {cheapest.label}: "
         f"{_at(cheapest, text, with_label=False)} with {size(cheapest.sent)}, {behind} below."
@@ -94,5 +94,6 @@ def _price(winner: Candidate, base: Candidate | None) -> str:
     return f"{size(winner.sent)}, {percent(winner.sent / base.sent)} of {base.label}'s bytes"
 
 
-def _points(gap: float, kind: str) -> str:
+def _points(best: Candidate, other: Candidate, kind: str) -> str:
+    gap = round(best.score, 3) - round(other.score, 3)  # of the figures that are shown
     return f"{gap:.3f}" if kind == "R2" else f"{100 * gap:.1f} points"

@@ -5,18 +5,18 @@ partitions of the same data and were scored on the same part of it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from fedsieve.config import SETTINGS
 from fedsieve.core.errors import ConfigError
-from fedsieve.core.options import spell
 from fedsieve.ledger.rows import last
-from fedsieve.library import INDIFFERENT, Record, run_hash
+from fedsieve.library import Record, run_hash
 from fedsieve.report import budget
 from fedsieve.report.answer import Candidate, answer, reference
 from fedsieve.report.budget import AXES, METRICS, SHARES, Figure, figure
+from fedsieve.report.labels import labels
 
 TUNING_FILE = "tuning.json"
 
@@ -141,10 +141,10 @@ def group(records: Sequence[Record]) -> tuple[list[Group], list[str]]:
         else:
             same[record.config.seed] = record
     members = [list(same.values()) for same in found.values()]
-    labels = _labels([m[0] for m in members])
+    names = labels([m[0] for m in members], but=("seed",))
     return [
         Group(name, m, max((t for r in m if (t := trials(r)) is not None), default=None))
-        for name, m in zip(labels, members, strict=True)
+        for name, m in zip(names, members, strict=True)
     ], warnings
 
 
@@ -224,23 +224,6 @@ def _with_shares(lines: list[Line], base: str | None) -> list[Line]:
         msgspec.structs.replace(line, share=own.mean / whole.mean if own else None)
         for line, own in zip(lines, sent, strict=True)
     ]
-
-
-def _labels(firsts: Sequence[Record]) -> list[str]:
-    """The method's name, and where that is not enough the settings that tell it apart."""
-    labels = []
-    for record in firsts:
-        rivals = [_flat(r) for r in firsts if r.config.method == record.config.method]
-        own = _flat(record)
-        telling = [n for n in own if any(rival.get(n) != own[n] for rival in rivals)]
-        labels.append(" ".join([record.config.method, *(f"{n}={own[n]}" for n in telling)]))
-    return labels
-
-
-def _flat(record: Record) -> dict[str, Any]:
-    config = record.config
-    plain = {n: getattr(config, n) for n in SETTINGS if n not in {*INDIFFERENT, "seed", "method"}}
-    return {n: str(spell(v)) for n, v in (plain | config.options).items()}
 
 
 def _line(g: Group) -> Line:

@@ -78,8 +78,9 @@ def _level(run: Run, low: float, high: float) -> list[Point]:
 
 
 def _table(runs: Sequence[Run]) -> Markup:
-    _, base = candidates(group([run.record for run in runs])[0])
-    whole = next((_sent(run) for run in runs if base in {run.label, run.record.config.method}), 0)
+    groups, _ = group([run.record for run in runs])
+    found, base = candidates(groups)
+    whole = next((c.sent for c in found if c.label == base), 0)
     scores = [_score(run) for run in runs]
     top = max((s for s in scores if s is not None), default=None)
     least = min(map(_sent, runs))
