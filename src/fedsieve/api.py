@@ -76,7 +76,7 @@ def run(
         own = dataset if isinstance(dataset, Dataset) else None
         if watcher is not None:
             return _replayed(Path(replay), folder, watcher, changed, own)
-        with view(progress) as shown:
+        with view(is_wanted=progress) as shown:
             return _replayed(Path(replay), folder, shown, changed, own)
     if resume:
         named = settings_of(folder, named)
@@ -89,7 +89,7 @@ def run(
         )
         if watcher is not None:
             return play(job, folder, resume=resume, watcher=watcher)
-        with view(progress) as shown:
+        with view(is_wanted=progress) as shown:
             return play(job, folder, resume=resume, watcher=shown)
 
 

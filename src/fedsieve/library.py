@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import safetensors.torch
 
 from fedsieve import api
 from fedsieve.config import Config, make, method_options, read_toml, to_toml
@@ -19,6 +20,7 @@ from fedsieve.core.method import method_class
 from fedsieve.job import canonical
 from fedsieve.ledger.rows import Evaluation, Row, Summary
 from fedsieve.progress import Watcher
+from fedsieve.result import Result
 
 T = TypeVar("T")
 INDIFFERENT = ("workers", "checkpoint_every", "state_ram_mb", "data_root", "save_messages")
@@ -52,6 +54,18 @@ def read_run(path: Path) -> Record:
     except (OSError, msgspec.MsgspecError) as error:
         raise DataError(f"{path}: not a readable run folder: {error}.") from error
     return Record(path, make(read_toml(path / "config.toml")), summary, rows, evaluations)
+
+
+def load(folder: str | Path) -> Result:
+    """The result in a run folder, as `fedsieve.run` gave it.
+
+    Raises:
+        DataError: it is not a run folder, or the run never got to write a result.
+    """
+    path = Path(folder)
+    record, tensors = read_run(path), path / "model.safetensors"
+    model = safetensors.torch.load_file(tensors) if tensors.exists() else None
+    return Result(record.summary, record.rows, model, record.config, path)
 
 
 def run_hash(settings: Mapping[str, Any]) -> str:

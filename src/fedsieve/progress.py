@@ -152,6 +152,9 @@ class Notebook(_Shown):
         self._figures, self._within = self.text(row), 0.0
         self._draw(is_last=self.done == self.total)
 
+    def __repr__(self) -> str:
+        return f"round {self.done}/{self.total}  {self._figures}"
+
     def _repr_html_(self) -> str:
         left = "" if self.done == self.total else f", {duration(self.seconds_left)} left"
         return (
@@ -177,7 +180,7 @@ def shown() -> Watcher:
     return live if live.is_terminal else Lines()
 
 
-def view(is_wanted: bool | None) -> Watcher:  # noqa: FBT001 - asked for, refused, or neither
+def view(*, is_wanted: bool | None) -> Watcher:
     """What a call from Python shows; where nobody looks, only what was asked for."""
     if is_wanted is False:
         return Watcher()

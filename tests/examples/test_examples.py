@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,18 @@ def test_every_setting_is_in_the_guide() -> None:
         r"^\| `(\w+)` \|", (ROOT / "docs/guide/run.md").read_text(), re.MULTILINE
     )
     assert set(SETTINGS) <= set(described)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/notebooks").glob("*.py")))
+def test_notebooks_run_from_top_to_bottom(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FEDSIEVE_ROUNDS", "1")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cells = re.split(r"^# %%", path.read_text(), flags=re.MULTILINE)[1:]
+    assert sum(cell.startswith(" [markdown]") for cell in cells) >= 3
+    scope: dict[str, object] = {"__name__": "__main__"}
+    for cell in cells:
+        exec(compile(cell.removeprefix(" [markdown]"), path, "exec"), scope)
+    shown = [value for value in scope.values() if hasattr(value, "_repr_html_")]
+    assert len(shown) >= 1

@@ -312,7 +312,7 @@ def test_it_works_in_a_browser(width, written, tmp_path):
     assert seen["errors"] == []
     assert seen["width"] == width
     assert seen["scroll"] <= width
-    assert seen["columns"] == (6 if width == 1280 else 4)
+    assert seen["columns"] == (5 if width == 1280 else 4)
     assert seen["fits"]
     assert (seen["closed"], seen["opened"]) == (0, 11)
     assert re.fullmatch(r"fedavg, round 2: \d+\.\d % at \d+\.\d kB", seen["hover"])

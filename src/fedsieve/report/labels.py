@@ -14,7 +14,7 @@ def labels(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:
     """The method's name, and where that is not enough the settings that tell it apart.
 
     Defaults go without saying, except for seeds: FedAvg beside itself at 8 bits is `fedavg` and
-    `fedavg wire=int8`. Settings in `but` are not looked at.
+    `fedavg wire=int8 error_feedback`. Settings in `but` are not looked at.
     """
     tables = [_flat(record, but) for record in records]
     found = []
@@ -23,7 +23,11 @@ def labels(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:
         rivals = [t for t, r in zip(tables, records, strict=True) if r.config.method == method]
         telling = [n for n in own if any(rival.get(n) != own[n] for rival in rivals)]
         plain = _defaults(method)
-        said = [f"{n}={own[n]}" for n in telling if n == "seed" or plain.get(n) != own[n]]
+        said = [
+            n if own[n] == "True" else f"{n}={own[n]}"
+            for n in telling
+            if n == "seed" or plain.get(n) != own[n]
+        ]
         found.append(" ".join([method, *said]))
     return found
 

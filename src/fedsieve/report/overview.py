@@ -1,5 +1,6 @@
 """The top of a page: the answer, the one curve that matters, and one table."""
 
+import re
 from collections.abc import Sequence
 
 from fedsieve.drawing import html, svg
@@ -10,6 +11,7 @@ from fedsieve.report.compare import candidates, group, mismatches
 from fedsieve.report.figures import Run, running, thinned
 from fedsieve.report.sections import name_of, percent_axis
 
+UNIT = re.compile(r"(\d) (B|kB|MB|GB|%|points)")
 POINTS = 400  # in the picture, over all runs
 
 
@@ -32,7 +34,8 @@ def _answer(runs: Sequence[Run]) -> Markup:
         return tag("p", "These runs are not on the same data: no winner is named.", class_="answer")
     kind = runs[0].record.summary.score
     found, base = candidates(groups)
-    return tag("p", answer(found, base, kind, lambda v: html.score(v, kind)), class_="answer")
+    told = answer(found, base, kind, lambda v: html.score(v, kind))
+    return tag("p", UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", told), class_="answer")
 
 
 def _curve(runs: Sequence[Run]) -> Markup:
@@ -97,18 +100,16 @@ def _table(runs: Sequence[Run]) -> Markup:
             cell(html.size(sent), sent, class_=thrifty),
             cell(percent(sent / whole) if whole else html.MISSING, sent / (whole or 1)),
             cell(html.share(s.density), s.density, class_="wide"),
-            cell(html.large(s.flops_ideal), s.flops_ideal, class_="wide"),
         ])  # fmt: skip
     kind = runs[0].record.summary.score
     head: list[object] = ["", kind, "sent", f"of {base}" if base else "share"]
-    head += [tag("th", name, scope="col", class_="wide") for name in ("density", "MACs")]
+    head.append(tag("th", "density", scope="col", class_="wide"))
     return html.table(head, rows, "Results", "overview")
 
 
 def _remarks(runs: Sequence[Run]) -> Markup:
     told = [
         "Sent: all messages, up and down together. Density: weights that are not 0. ",
-        "MACs: of training, zeros skipped. ",
     ]
     if len(runs) > 1:
         told.append("Bold: the best of the runs. ")
