@@ -8,7 +8,7 @@ export FEDSIEVE_DATA ?= $(abspath $(firstword $(wildcard data ../shared/data)))
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test e2e check format bench bench-wire fuzz docs clean
+.PHONY: help setup demo test e2e check format bench bench-wire fuzz docs screenshot clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ fuzz: setup  ## a million mutated frames against the decoder (an hour)
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
+
+screenshot: setup  ## docs/figures/report.png from the newest demo's page, or PAGE=...
+	$(BIN)/python benchmarks/screenshot.py $(PAGE)
 
 clean:  ## remove what was built
 	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -267,7 +267,9 @@ def test_shares_are_of_plain_fedavgs_total():
     found = compare(runs)
     assert found.base == found.lines[1].label
     assert [line.share for line in found.lines] == [0.2, 1.0, 0.05]
-    assert compare(runs[2:]).base == "fedprox"
+    assert compare(runs[2:]).base is None  # nothing to be a share of
+    other = record([row(1, 0.4, up=5, down=5)], path="d", method="fedmedian")
+    assert compare([runs[2], other]).base == "fedprox"  # without FedAvg, the best
 
 
 def test_a_picture_in_characters_has_every_curve_within_its_width():

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedsieve.report.budget import Figure
     from fedsieve.report.compare import Comparison, Group, Reached
 
+NARROWEST = 30  # that a picture can be
 METRICS = ("global_accuracy", "local_accuracy")
 COLOURS = ("cyan", "red", "green", "magenta", "yellow", "blue", "white", "bright_red")
 UNITS = {"bytes": 1e6, "paper_bytes": 1e6}
@@ -120,11 +121,12 @@ def _print(page: Console, found: "Comparison", groups: "list[Group]") -> None:
 
     page.print(found.answer, markup=False, highlight=False)
     series, silent = against_bytes(groups)
-    wide = min(page.width, 80) - 1
+    wide = max(min(page.width, 80) - 1, NARROWEST)
     for drawn in text.curves(series, f"MB sent, both ways (log); {found.score} upwards", wide):
         page.print(Text.assemble(*((m.text, _colour(m.curve)) for m in drawn)), no_wrap=True)
     with_seeds = any(len(line.seeds) > 1 for line in found.lines)
-    columns = [found.score, "density", "MB", f"of {found.base}", *(["n"] if with_seeds else [])]
+    shares = [f"of {found.base}"] if found.base else []
+    columns = [found.score, "density", "MB", *shares, *(["n"] if with_seeds else [])]
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("")
     table.add_column("", overflow="fold")
@@ -136,7 +138,7 @@ def _print(page: Console, found: "Comparison", groups: "list[Group]") -> None:
             score(line.score) + ("†" if line.is_local else ""),
             score(line.density),
             number(line.spent["bytes"], 1e6),
-            "-" if line.share is None else percent(line.share),
+            *(["-" if line.share is None else percent(line.share)] if shares else []),
             *([str(len(line.seeds))] if with_seeds else []),
         ]
         table.add_row(Text(text.letter(number_), _colour(number_)), label, *cells)

@@ -73,8 +73,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def demo(
-    rounds: Annotated[int | None, typer.Option(help="Rounds of every run (their default).")] = None,
-    seed: Annotated[int, typer.Option(help="All randomness follows from it.")] = 0,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of every run (their default).", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="All randomness follows from it.", min=0)] = 0,
     only: Annotated[
         str | None, typer.Option(metavar="NAME,NAME", help=f"Of {', '.join(SYSTEMS)}.")
     ] = None,

@@ -75,7 +75,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """Everything `fedsieve compare` shows."""
 
     answer: str
-    base: str | None  # label of the line whose bytes the others' are a share of
+    base: str | None  # of several lines, the label of the one whose bytes others are a share of
     dataset: str
     score: str
     lines: list[Line]
@@ -204,7 +204,7 @@ def pareto_points(groups: Sequence[Group], metric: str) -> dict[str, tuple[float
 
 
 def candidates(groups: Sequence[Group]) -> tuple[list[Candidate], str | None]:
-    """The groups that have a score, and the one whose bytes the others' are a share of."""
+    """The groups that have a score, and of several the one whose bytes others are a share of."""
     lines = [_line(g) for g in groups]
     found = [
         Candidate(line.label, line.score.mean, sent.mean, line.is_local)
@@ -212,7 +212,7 @@ def candidates(groups: Sequence[Group]) -> tuple[list[Candidate], str | None]:
         if line.score is not None and (sent := line.spent["bytes"]) is not None
     ]
     which = {g.label: (g.records[0].config.method, g.records[0].config.wire) for g in groups}
-    return found, reference(dict(which), found)
+    return found, reference(dict(which), found) if len(groups) > 1 else None
 
 
 def _with_shares(lines: list[Line], base: str | None) -> list[Line]:

@@ -85,14 +85,15 @@ class Runs:
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         found = self.comparison
-        head = ["", found.score, "density", "sent", f"of {found.base}", "seeds"]
+        shares = [f"of {found.base}"] if found.base else []
+        head = ["", found.score, "density", "sent", *shares, "seeds"]
         lines = [
             [
                 line.label,
                 _shown(line.score) + ("†" if line.is_local else ""),
                 _shown(line.density),
                 html.size(sent.mean) if (sent := line.spent["bytes"]) else "-",
-                "-" if line.share is None else percent(line.share),
+                *(["-" if line.share is None else percent(line.share)] if shares else []),
                 str(len(line.seeds)),
             ]
             for line in found.lines

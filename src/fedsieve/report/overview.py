@@ -98,11 +98,11 @@ def _table(runs: Sequence[Run]) -> Markup:
             name_of(run),
             cell(html.join(html.score(value, s.score), mark), value, class_=best),
             cell(html.size(sent), sent, class_=thrifty),
-            cell(percent(sent / whole) if whole else html.MISSING, sent / (whole or 1)),
+            *([cell(percent(sent / whole), sent / whole)] if whole else []),
             cell(html.share(s.density), s.density, class_="wide"),
         ])  # fmt: skip
     kind = runs[0].record.summary.score
-    head: list[object] = ["", kind, "sent", f"of {base}" if base else "share"]
+    head: list[object] = ["", kind, "sent", *([f"of {base}"] if whole else [])]
     head.append(tag("th", "density", scope="col", class_="wide"))
     return html.table(head, rows, "Results", "overview")
 

@@ -74,7 +74,8 @@ LINES: tuple[tuple[str, str, Callable[[Any], str] | None, Better], ...] = (
 
 def name_of(run: Run) -> Markup:
     """A run's label beside its colour and dash."""
-    return tag("span", svg.swatch(run.number), tag("span", run.label), class_="label")
+    words = Markup(html.escape(run.label).replace("_", "_<wbr/>"))
+    return tag("span", svg.swatch(run.number), tag("span", words), class_="label")
 
 
 def figure(picture: Markup, caption: object) -> Markup:
