@@ -6,7 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from fedsieve.cli.compare import compare_runs
 from fedsieve.config import make, to_toml
 from fedsieve.core.errors import ConfigError
 from fedsieve.drawing import text
@@ -283,13 +285,20 @@ def test_a_picture_in_characters_has_every_curve_within_its_width():
     assert text.curves([[], []], "MB") == []
 
 
-def test_nothing_wraps_on_a_terminal_of_80_columns(cli, tmp_path, monkeypatch):
-    one = folder(run_of(0.4, 0.5, lr=0.25), tmp_path / "one")
-    two = folder(run_of(0.4, 0.6, wire="int8", error_feedback=True), tmp_path / "two")
-    code, out, _ = cli("compare", one, two)
-    assert code == 0
-    picture = out.splitlines()[1:-8]
-    assert max(map(len, picture)) < 80
+@pytest.mark.parametrize("width", [60, 80])
+def test_nothing_wraps_on_a_narrow_terminal(width, tmp_path, capsys, monkeypatch):
+    plain = folder(run_of(0.4, 0.5, lr=0.25), tmp_path / "one")
+    other = folder(run_of(0.4, 0.6, wire="int8", error_feedback=True), tmp_path / "two")
+    slim = Console(width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr("fedsieve.cli.compare.console", lambda: slim)
+    compare_runs([plain, other])
+    out = capsys.readouterr().out
+    picture, table = out[out.index("│") - 4 : out.index(" *")].split("MB sent (log)")
+    assert max(map(len, picture.splitlines())) < width
+    (last,) = [line for line in out.splitlines() if line.startswith("B")]
+    assert last.split()[0] == "B"
+    assert "0.6000" in last
+    assert "…" not in table
 
 
 @pytest.mark.parametrize("command", ["compare", "sweep", "tune"])

@@ -122,16 +122,17 @@ def _print(page: Console, found: "Comparison", groups: "list[Group]") -> None:
     page.print(found.answer, markup=False, highlight=False)
     series, silent = against_bytes(groups)
     wide = max(min(page.width, 80) - 1, NARROWEST)
-    for drawn in text.curves(series, f"MB sent, both ways (log); {found.score} upwards", wide):
+    for drawn in text.curves(series, f"{found.score} over MB sent (log)", wide):
         page.print(Text.assemble(*((m.text, _colour(m.curve)) for m in drawn)), no_wrap=True)
     with_seeds = any(len(line.seeds) > 1 for line in found.lines)
-    shares = [f"of {found.base}"] if found.base else []
+    is_short = len(found.base or "") <= 12
+    shares = [f"of {found.base}" if is_short else "share"] if found.base else []
     columns = [found.score, "density", "MB", *shares, *(["n"] if with_seeds else [])]
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("")
-    table.add_column("", overflow="fold")
+    table.add_column("", no_wrap=True, min_width=1)
+    table.add_column("", overflow="fold", min_width=12)
     for column in columns:
-        table.add_column(plain(column), justify="right", no_wrap=len(column) < 20)
+        table.add_column(plain(column), justify="right", no_wrap=True)
     for number_, line in enumerate(found.lines):
         label = plain(line.label) + (" *" if line.label in found.pareto else "")
         cells = [
@@ -148,6 +149,8 @@ def _print(page: Console, found: "Comparison", groups: "list[Group]") -> None:
         page.print(" * no other sends as little and scores as well", highlight=False)
     if any(line.is_local for line in found.lines):
         page.print(" † no global model: mean over clients of their own models", highlight=False)
+    if not is_short:
+        page.print(plain(f" share: of the bytes of {found.base}"), highlight=False)
     if silent:
         page.print(plain(f" not in the picture, as nothing is sent: {', '.join(silent)}"))
 
