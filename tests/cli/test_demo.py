@@ -1,6 +1,7 @@
 """The demo runs systems side by side, survives those that fail, and ends with one table."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedsieve.config import make
 from fedsieve.core.keys import fold
 from fedsieve.export.size import coded_bytes, download_bytes
 from fedsieve.job import build
+from fedsieve.report.watch import Seen
 from small import SETTINGS
 
 
@@ -22,7 +24,9 @@ def test_a_failed_run_does_not_take_the_others_down(cli, tmp_path, monkeypatch):
     words = ("demo", "--only", "fedavg,pfnm", "--rounds", 2, "--out", tmp_path, "--json")
     code, out, err = cli(*words, "--workers", 2)
     assert code == 1
-    assert sorted(line.split()[1] for line in err.splitlines()) == ["fedavg:", "pfnm:"]
+    first, *ends = err.splitlines()
+    assert first == f"2 runs, 2 at a time, in {tmp_path / 'demo-1'}"
+    assert sorted(line.split()[1] for line in ends) == ["fedavg:", "pfnm:"]
     found = json.loads(out)
     fedavg, pfnm = found["lines"]
     assert pfnm["state"].startswith("failed: ")
@@ -102,3 +106,26 @@ def test_a_model_weighs_less_where_weights_are_zero():
     cut["fc1.weight"][:6] = 0  # half of the hidden units: their rows and columns are not sent
     cut["fc1.bias"][:6] = 0
     assert coded_bytes(job.method.task, cut) == pytest.approx(dense / 2, rel=0.1)
+
+
+def test_ctrl_c_stops_what_runs_and_starts_nothing_more():
+    class Fake:
+        name, state, told = "a", "waiting", 0
+
+        def start(self):
+            self.state = "running"
+            signal.raise_signal(signal.SIGINT)
+
+        def stop(self):
+            self.told += 1
+            self.state = "ended" if self.state == "running" else self.state
+
+        def look(self):
+            return Seen({}, [], None, "")
+
+        complaint = kill = lambda _: "stopped"
+
+    jobs = [Fake(), Fake()]
+    assert demo._work(jobs, workers=1)
+    assert [job.state for job in jobs] == ["ended", "waiting"]
+    assert jobs[0].told

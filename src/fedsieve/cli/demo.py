@@ -105,7 +105,9 @@ def demo(
     folder = _fresh(out)
     given = {"seed": str(seed)} | ({} if rounds is None else {"rounds": str(rounds)})
     jobs = [Job(name, folder / name, SYSTEMS[name][1], given) for name in names]
-    stopped = _work(jobs, workers or _cores())
+    side_by_side = min(workers or _cores(), len(jobs))
+    typer.echo(f"{len(jobs)} runs, {side_by_side} at a time, in {folder}", err=True)
+    stopped = _work(jobs, side_by_side)
     outcome = _outcome(jobs, folder)
     if json:
         typer.echo(msgspec.json.encode(outcome).decode())
@@ -185,12 +187,14 @@ def _work(jobs: Sequence[Job], workers: int) -> bool:
     try:
         with Interrupt() as interrupt, _shown(jobs) as show:
             while True:
-                running = sum(job.state == "running" for job in jobs)
-                waiting = [job for job in jobs if job.state == "waiting"]
-                for job in jobs if interrupt.is_asked else waiting[: max(workers - running, 0)]:
-                    job.stop() if interrupt.is_asked else job.start()
+                for job in jobs:
+                    if interrupt.is_asked:
+                        job.stop()
+                    elif job.state == "waiting" and _count(jobs, "running") < workers:
+                        job.start()
                 show()
-                if not running and (interrupt.is_asked or not waiting):
+                is_over = interrupt.is_asked or not _count(jobs, "waiting")
+                if is_over and not _count(jobs, "running"):
                     return interrupt.is_asked
                 time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
@@ -200,6 +204,10 @@ def _work(jobs: Sequence[Job], workers: int) -> bool:
     finally:
         for job in jobs:
             job.kill()
+
+
+def _count(jobs: Sequence[Job], state: str) -> int:
+    return sum(job.state == state for job in jobs)
 
 
 @contextmanager
