@@ -1,4 +1,7 @@
-"""Damaged and forged frames against the decoder: it refuses or decodes, and takes little memory.
+"""Damaged and forged frames against the decoder: it refuses or decodes, in little memory and time.
+
+Forged frames have right checksums; some lie about their tensors in every part at once, so that
+nothing but the receiver's own bound stands against them.
 
 Frame `number` of a `seed` is always the same one, so a failure can be run again alone. With atheris
 installed, a fuzzer guided by coverage then tries as many frames of its own. The tests of the wire
@@ -35,12 +38,16 @@ with atheris.instrument_imports(include=["fedsieve.wire"]) if atheris else nullc
     from fedsieve.core.keys import fold
     from fedsieve.core.message import Bits, Count, Dense, Exact, Kept, Mask, Params, Scalar
     from fedsieve.wire import ans
+    from fedsieve.wire.bits import count_bytes
+    from fedsieve.wire.bound import SCHEMA_BYTES, Bound
     from fedsieve.wire.codec import Coding, Decoder, Known, Recall, encode, masks_of
     from fedsieve.wire.frame import NAME_BYTES, VERSION, open_frame
     from fedsieve.wire.precision import PRECISIONS
-    from fedsieve.wire.schema import DTYPES, schema_of
+    from fedsieve.wire.schema import DTYPES, schema_of, unpacked
+    from fedsieve.wire.values import SPARSE
 
 SLACK_BYTES = 30_000  # Python's own objects: schema, header, blocks, error texts
+MOST_SECONDS = 1.0  # of CPU, for messages of 60 kB at most
 SAMPLED = 100  # of so many frames, the memory of one is measured
 
 
@@ -77,6 +84,14 @@ class Source(NamedTuple):
     recall: Recall
     dense_bytes: int
 
+    def bound(self, *, is_open: bool) -> Bound:
+        """What its receiver takes: any tensors of as many bytes, or these alone."""
+        names = SCHEMA_BYTES + 2 * len(self.schema)
+        if is_open:
+            return Bound(self.dense_bytes, schema_bytes=names)
+        parts = unpacked(self.schema).parts
+        return Bound(0, {p.name: frozenset(p.entries) for p in parts if p.entries}, names)
+
 
 class Case(NamedTuple):
     """A frame made from a source; `is_sealed` where its checksum is right."""
@@ -84,6 +99,7 @@ class Case(NamedTuple):
     source: Source
     data: bytes
     is_sealed: bool
+    is_open: bool = False  # the receiver does not know which tensors to expect
 
 
 def make_sources() -> list[Source]:
@@ -111,6 +127,9 @@ def make_case(sources: list[Source], seed: int, number: int) -> Case:
     source = dice.choice(sources)
     if dice.random() < 0.2:
         return Case(source, _damaged(source.data, dice), is_sealed=False)
+    is_open = dice.random() < 0.5
+    if dice.random() < 0.1:
+        return Case(source, _bomb(source, dice), is_sealed=True, is_open=is_open)
     frame = _opened(source.data)
     for _ in range(dice.choice((1, 1, 1, 2))):
         frame = _forged(frame, dice.choice(sources), dice)
@@ -120,18 +139,22 @@ def make_case(sources: list[Source], seed: int, number: int) -> Case:
         packed = _scrambled(packed, dice)
     body = struct.pack("<4sHHI", b"FSV1", VERSION, 0, len(packed)) + packed
     blocks = frame.names + frame.masks + frame.values
-    return Case(source, _checked(body + b"".join(blocks)), is_sealed=True)
+    return Case(source, _checked(body + b"".join(blocks)), is_sealed=True, is_open=is_open)
 
 
 def is_refused(case: Case) -> bool:
     """Whether the decoder refuses a frame; raises unless it does so, or decodes, properly."""
-    source = case.source
-    decoder = Decoder(source.dense_bytes)
+    source, started = case.source, time.process_time()
+    decoder = Decoder()
     decoder.learn(source.schema)
     try:
-        found = decoder.decode(case.data, source.kind, source.recall)
+        bound = source.bound(is_open=case.is_open)
+        found = decoder.decode(case.data, source.kind, source.recall, bound)
     except WireError:
         return True
+    finally:
+        if (spent := time.process_time() - started) > MOST_SECONDS:
+            raise AssertionError(f"took {spent:.1f} s")
     if not case.is_sealed:
         raise AssertionError("damage went unnoticed")
     shapes = {path: t.shape for path, t in tree.leaves(found) if isinstance(t, torch.Tensor)}
@@ -264,6 +287,28 @@ def _forged(frame: _Open, other: Source, dice: random.Random) -> _Open:
             header[5] = msgspec.msgpack.encode(_mutated(parts, dice))
             header[0] = xxhash.xxh3_64_intdigest(header[5])
     return _Open(header, names, masks, values)
+
+
+def _bomb(source: Source, dice: random.Random) -> bytes:
+    """Few bytes that stand for tensors as large as they please, consistent in every part."""
+    schema: list[Any] = msgspec.msgpack.decode(source.schema)
+    shape = dice.choice(([2**29], [2**31, 0], [2**33, 0], [2**15, 2**15], [3, 2**28], [70_000]))
+    masks, values = [], list[bytes]()
+    for _, role, entries in schema[0]:
+        entries[:] = [[name, dtype, shape] for name, dtype, _ in entries]
+        if role == "bits":
+            masks.append(dice.choice((b"\0", b"\1", b"\6\0", b"\6\1", b"\4\0\0", b"\7\0")))
+        elif any(dtype == "f4" for _, dtype, _ in entries):
+            values.append((bytes([SPARSE]) + count_bytes(1) + b"\0") * dice.choice((0, 1, 8192)))
+        if any(dtype != "f4" for _, dtype, _ in entries) and role != "bits":
+            values.append(b"")
+    packed, numbers = msgspec.msgpack.encode(schema), open_frame(source.data).header.numbers
+    sizes = [len(m) for m in masks], [len(v) for v in values]
+    header = msgspec.msgpack.encode(
+        [xxhash.xxh3_64_intdigest(packed), *sizes, numbers, dice.randrange(4), packed]
+    )
+    body = struct.pack("<4sHHI", b"FSV1", VERSION, 0, len(header)) + header
+    return _checked(body + b"".join(masks + values))
 
 
 def _lengths(lengths: list[int], dice: random.Random) -> list[int]:

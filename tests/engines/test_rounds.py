@@ -14,7 +14,7 @@ from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError, RoundError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Count
-from fedsieve.core.method import Cohort, Method
+from fedsieve.core.method import Cohort, Method, message_types
 from fedsieve.engines import post
 from fedsieve.engines.evaluate import evaluate
 from fedsieve.engines.pool import Pool
@@ -97,6 +97,29 @@ def test_a_reply_signed_by_another_client_is_left_out(method, kind, field, tmp_p
     (played,) = rounds.play(rounds.start())
     assert (played.row.clients, played.row.lost) == (4, [2])
     assert f"client 2 left out: its message does not fit: {field}: it is signed by" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmix", "vardrop", "pfnm", "feddrop"])
+def test_a_reply_that_declares_more_than_was_asked_for_is_left_out_unread(method, tmp_path, caplog):
+    """Replies to nothing known, as in the first round of pfnm, are bounded by the model."""
+    rounds = rounds_of(small_job(method=method, rounds=1, cohort=5), tmp_path)
+    inner = rounds.execute
+    _, kind = message_types(rounds.method)
+
+    def execute(requests):
+        for response in inner(requests):
+            if isinstance(response, Reply) and response.client == 2:
+                up = Decoder().decode(response.up.data, kind)
+                huge = {"weights": {"w": torch.zeros(1).expand(20_000, 50)}, "mask": {}}
+                changed = {n: v for n, v in huge.items() if n in up._fields}
+                yield response._replace(up=encode(up._replace(**changed)))
+            else:
+                yield response
+
+    rounds.execute = execute
+    (played,) = rounds.play(rounds.start())
+    assert (played.row.clients, played.row.lost) == (4, [2])
+    assert "client 2 left out: its message cannot be read: " in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,25 @@
 """Bytes that are no message: each is refused by WireError, and none takes much memory."""
 
 import sys
+import time
 import tracemalloc
+from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+import xxhash
 
 from fedsieve.core.errors import WireError
+from fedsieve.core.message import Bits, Kept, Params
 from fedsieve.wire.bits import count_bytes
+from fedsieve.wire.bound import Bound
 from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.halves import COARSE, FINE
+from fedsieve.wire.masks import decode_mask, encode_mask
 from fedsieve.wire.precision import PRECISIONS
+from fedsieve.wire.schema import Entry, schema_of
 from fedsieve.wire.symbols import ZSTD
 from wire.messages import FLOATS, GATES, GOLDEN_SCHEMA, MASK, Nothing, Up, forged, sealed, small
 
@@ -208,6 +216,115 @@ def test_a_header_takes_little_more_memory_than_the_frame():
         finally:
             tracemalloc.stop()
         assert peak < len(frame) + SLACK
+
+
+class _Open(NamedTuple):
+    mask: Bits
+    weights: Annotated[Params, Kept(where="mask")]
+
+
+def _few_bytes(shape, mask=b"\0", floats=b"", precision=0):
+    """A consistent frame that declares tensors of any shape."""
+    entries = [["mask", "bits", [["w", "b1", shape]]], ["weights", "kept:mask", []]]
+    entries[1][2] += [["w", "f4", shape]]
+    packed = msgspec.msgpack.encode([entries])
+    mark = xxhash.xxh3_64_intdigest(packed)
+    header = [mark, [len(mask)], [len(floats)], [], precision, packed]
+    return sealed(msgspec.msgpack.encode(header), mask + floats)
+
+
+# As an unbounded decoder took them: a minute and 9 GB, a raw MemoryError, 4 GiB twice.
+BOMBS = {
+    "rows without columns": _few_bytes([2**30, 0], bytes([6, 1])),
+    "more rows than memory": _few_bytes([2**40, 0], bytes([6, 1])),
+    "nothing of much": _few_bytes([2**29]),
+    "zeros, chunk by chunk": _few_bytes([2**29], b"\1", b"\3\1\0" * 2**12),
+    "one flag for all": _few_bytes([1, 2**29], bytes([6, 0])),
+    "certain bits by ANS": _few_bytes([2**29], bytes([4, 0, 0])),
+    "int8 scales": _few_bytes([2**29], b"\1", bytes(8192), precision=3),
+}
+ASKED = {
+    "mask": frozenset({Entry("w", "b1", (64, 500))}),
+    "weights": frozenset({Entry("w", "f4", (64, 500))}),
+}
+
+
+@pytest.mark.parametrize("bound", [Bound(0, ASKED), Bound(5 * 64 * 500)], ids=["asked", "open"])
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_few_bytes_take_no_more_than_what_was_asked_for(name, bound):
+    tracemalloc.start()
+    started = time.process_time()
+    try:
+        with pytest.raises(WireError, match=r"asked for, w\.|bytes announced"):
+            Decoder().decode(BOMBS[name], _Open, bound=bound)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(BOMBS[name]) < 13_000
+    assert peak < SLACK
+    assert time.process_time() - started < 0.5
+
+
+def test_a_schema_told_before_is_held_to_what_is_asked_now():
+    decoder, large = Decoder(), _Open({}, {"w": torch.zeros(900)})
+    mark = decoder.learn(schema_of(large)[0].packed())
+    data = encode(large, Known(frozenset({mark}))).data
+    assert decoder.decode(data, _Open, bound=Bound(3600)).weights["w"].numel() == 900
+    with pytest.raises(WireError, match="3600 bytes announced, this receiver takes 3599"):
+        decoder.decode(data, _Open, bound=Bound(3599))
+
+
+def test_a_schema_beyond_the_bound_is_not_learnt():
+    decoder = Decoder()
+    with pytest.raises(WireError, match="announced"):
+        decoder.decode(BOMBS["nothing of much"], _Open, bound=Bound(1000))
+    assert decoder.schemas == {}
+
+
+def test_a_mask_may_say_that_nothing_is_sent_and_a_dense_field_may_not():
+    bound = Bound(0, ASKED | {"gates": frozenset({Entry("g", "u1", (3,))})})
+    empty = small()._replace(weights={}, mask={})
+    assert Decoder().decode(encode(empty).data, Up, bound=bound).weights == {}
+    with pytest.raises(WireError, match="gates: other tensors than were asked for, g"):
+        Decoder().decode(encode(empty._replace(gates={})).data, Up, bound=bound)
+
+
+def test_a_frame_longer_than_any_message_asked_for_is_not_looked_at():
+    bound = Bound(1000, schema_bytes=100)
+    most = 1000 + 0 + 100 + 2**16
+    with pytest.raises(WireError, match="expected magic"):
+        Decoder().decode(bytes(most), Up, bound=bound)
+    with pytest.raises(WireError, match=f"frame of {most + 1} bytes, this receiver takes {most}"):
+        Decoder().decode(bytes(most + 1), Up, bound=bound)
+
+
+def test_a_long_schema_is_refused_before_it_is_read():
+    schema = _schema(*[[f"{i:05d}", "f4", []] for i in range(3000)])
+    with pytest.raises(WireError, match=r"schema of 33\d+ bytes, this receiver takes 4096"):
+        Decoder().decode(forged(schema), Up, bound=Bound(10**6, schema_bytes=4096))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("tag", [5, 6])
+def test_masks_of_short_rows_take_no_more_than_twice_themselves(columns, tag):
+    """LAYERS with rows in two bins, ROWS: places and bins of rows are not held all at once."""
+    rows = 600_000
+    bins = np.arange(rows) % 2 == 0
+    odds = np.random.default_rng(0).random((rows, columns))
+    kept = odds < np.where(bins, 0.02, 0.7)[:, None] if tag == 5 else bins[:, None] | (odds < -1)
+    layout = ((rows, columns),)
+    data = encode_mask(kept.reshape(-1), layout)
+    if data[0] != tag:
+        assert columns == 1
+        data = bytes([6]) + encode_mask(kept[:, 0], ((1, rows),))
+    tracemalloc.start()
+    try:
+        found = decode_mask(memoryview(data), layout)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(found, kept.reshape(-1))
+    assert peak < 2 * kept.size + 1_000_000
 
 
 @pytest.mark.parametrize("density", [0.0, 0.1, 1.0])

@@ -1,21 +1,24 @@
 """The server's side of the links: what goes to each client, encoded once where it is the same."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Natural, fields
+from fedsieve.core.message import Dense, Natural, Number, fields
 from fedsieve.core.method import AnyMethod
 from fedsieve.engines.recall import MaskTable, recall, remember
 from fedsieve.engines.site import Reply
 from fedsieve.ledger.bytes import Sent
+from fedsieve.wire.bound import SCHEMA_BYTES, Bound
 from fedsieve.wire.codec import Bools, Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.precision import Precision
-from fedsieve.wire.schema import Hash, schema_of, unpacked
+from fedsieve.wire.schema import Hash, Schema, schema_of, unpacked
 
 KEPT_SCHEMAS = 8  # of each direction of a link
+OPEN_SHARE = 2  # a reply's own fields against model and broadcast; the most in use is 1.25
+OPEN_BYTES = 2**16  # and a little for small models
 
 
 class Link(NamedTuple):
@@ -101,26 +104,37 @@ class Post:
         return Decoder().decode(whole.payload.data, type(self._last))
 
 
-def misfit(up: Any, letter: Letter, client: int) -> str:
-    """How a client's reply does not answer its broadcast; empty if it does.
+class _Model(NamedTuple):
+    weights: Dense
 
-    A number of the sender must be the client's. In a field that both have tensors must be the same.
-    A field that goes by a mask may have none: nothing is sent. So may a broadcast, before the first
-    reply, and then anything fits.
+
+def dense_schema(method: AnyMethod, key: Key) -> Schema:
+    """The method's whole model as if it were sent."""
+    return schema_of(_Model(method.task.init_params(key)))[0]
+
+
+def bound_of(letter: Letter, kind: type, dense: Callable[[], Schema]) -> Bound:
+    """What a reply of class `kind` to a broadcast may hold.
+
+    A field that both have has the same tensors. Fields that a broadcast does not have, or has
+    without tensors, as before the first reply, take a few times as much as it and the whole model.
     """
+    sent = unpacked(letter.schema) if letter.schema else Schema(())
+    tensors = {f.name for f in fields(kind) if not isinstance(f.role, Number | Natural)}
+    asked = {p.name: frozenset(p.entries) for p in sent.parts if p.entries and p.name in tensors}
+    room, names = 0, len(letter.schema)
+    if tensors - asked.keys():
+        model = dense()
+        room = OPEN_BYTES + OPEN_SHARE * (sent.tensor_bytes() + model.tensor_bytes())
+        names += OPEN_SHARE * len(model.packed())
+    return Bound(room, asked, SCHEMA_BYTES + 2 * names)
+
+
+def misfit(up: Any, client: int) -> str:
+    """Which field of a reply names another client as its sender; empty if none does."""
     for name, role in fields(type(up)):
         if isinstance(role, Natural) and role.is_sender and getattr(up, name) != client:
             return f"{name}: it is signed by client {getattr(up, name)}"
-    if not up or not letter.schema:
-        return ""
-    asked = {part.name: part for part in unpacked(letter.schema).parts}
-    for part in schema_of(up)[0].parts:
-        other = asked.get(part.name)
-        if other is None or not other.entries or set(part.entries) == set(other.entries):
-            continue
-        if part.entries or part.role in {"dense", "exact"}:
-            names = {e.name for e in {*part.entries} ^ {*other.entries}}
-            return f"{part.name}: other tensors than it was sent, {', '.join(sorted(names)[:3])}"
     return ""
 
 

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import cache
 from typing import Any, NamedTuple
 
 from fedsieve.core import tree
@@ -14,7 +15,17 @@ from fedsieve.data.federation import Federation
 from fedsieve.engines.account import Accepted, Exchange, account, load_of
 from fedsieve.engines.evaluate import Scores, evaluate, shares_of_cohort
 from fedsieve.engines.plan import Plan
-from fedsieve.engines.post import Letter, Link, Links, Post, frames_of, misfit, sent
+from fedsieve.engines.post import (
+    Letter,
+    Link,
+    Links,
+    Post,
+    bound_of,
+    dense_schema,
+    frames_of,
+    misfit,
+    sent,
+)
 from fedsieve.engines.recall import MaskTable, recall, remember
 from fedsieve.engines.site import (
     Executor,
@@ -82,6 +93,7 @@ class Rounds:
         self.stores, self.execute, self._on_reply = stores, execute, on_reply
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
+        self._dense = cache(lambda: dense_schema(method, fold(plan.seed, "init")))
         self._has_echo = type(method).echo is not Method.echo
 
     def start(self) -> Position:
@@ -240,14 +252,16 @@ class Rounds:
         if not isinstance(reply, Reply):
             return reply if isinstance(reply, Refusal | Failure) else Failure(-1, "no reply")
         link = links.get(reply.client, Link())
-        held = letters[reply.client].masks | recall(position.masks, link.masks)
+        letter = letters[reply.client]
+        held = letter.masks | recall(position.masks, link.masks)
+        bound = bound_of(letter, self._up_kind, self._dense)
         try:
-            up = self._decoder.decode(reply.up.data, self._up_kind, held)
+            up = self._decoder.decode(reply.up.data, self._up_kind, held, bound)
         except UnheldError as error:
             return Refusal(reply.client, str(error))
         except WireError as error:
             return Failure(reply.client, f"its message cannot be read: {error}")
-        if difference := misfit(up, letters[reply.client], reply.client):
+        if difference := misfit(up, reply.client):
             return Failure(reply.client, f"its message does not fit: {difference}")
         if not tree.is_finite(up):
             return Failure(reply.client, "its message has non-finite values")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
-from fedsieve.wire.bits import Bools, Ints
+from fedsieve.wire.bits import Bools, Ints, unpack
 
 try:
     import constriction  # type: ignore[import-untyped,unused-ignore]
@@ -24,7 +24,7 @@ LEVELS: Final = (0, *((8 + j % 8) << (j // 8) for j in range(255)))
 HALF: Final = 127  # as a share of SCALE, this level is one half
 SCALE: Final = 2 * LEVELS[HALF]
 _BYTES: Final = np.arange(256)
-_BLOCK: Final = 1 << 14  # bits decoded together
+_BLOCK: Final = 1 << 12  # symbols decoded together
 
 
 def level_of(value: int, most: int = 255) -> int:
@@ -93,23 +93,34 @@ class AnsReader:
         decoded: NDArray[np.int32] = self._coder.decode(_model(weights), count)
         return decoded
 
+    def small_symbols(self, count: int, weights: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Of an alphabet of at most 256; decoded in blocks, they never take four bytes each."""
+        model, found = _model(weights), np.empty(count, np.uint8)
+        for start in range(0, count, _BLOCK):
+            part = found[start : start + _BLOCK]
+            part[:] = self._coder.decode(model, part.size)
+        return found
+
     def packed(self, count: int, split: int, low: int, high: int) -> NDArray[np.uint8]:
         if _is_certain(split, low, high):
             return np.zeros(count, np.uint8)
         decoded: NDArray[np.int32] = self._coder.decode(_byte_model(split, low, high), count)
         return decoded.astype(np.uint8)
 
+    def packed_bits(self, count: int, level: int) -> NDArray[np.uint8]:
+        """`count` bits, eight a byte, highest first."""
+        packed = np.empty((count + 7) // 8, np.uint8)
+        for start in range(0, packed.size, _BLOCK):  # symbols take four bytes each
+            part = packed[start : start + _BLOCK]
+            part[:] = self.packed(part.size, 0, 0, level & 127)
+        return np.invert(packed, out=packed) if level >> 7 else packed
+
     def bits(self, count: int, level: int) -> Bools:
-        if count > _BLOCK:  # all symbols at once would take half as much memory again
-            bits = np.empty(count, np.bool_)
-            for start in range(0, count, _BLOCK):
-                part = bits[start : start + _BLOCK]
-                part[:] = self.bits(part.size, level)
-            return bits
-        packed = self.packed((count + 7) // 8, 0, 0, level & 127)
-        if level >> 7:
-            np.invert(packed, out=packed)
-        return np.unpackbits(packed, count=count).view(np.bool_)
+        bits = np.empty(count, np.bool_)
+        for start in range(0, count, 8 * _BLOCK):
+            part = bits[start : start + 8 * _BLOCK]
+            unpack(self.packed_bits(part.size, level), part)
+        return bits
 
     def finish(self) -> None:
         if not self._coder.is_empty():

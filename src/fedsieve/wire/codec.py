@@ -18,6 +18,7 @@ from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bit, Kept, Mask, Natural, Number, Role, Whole, fields
 from fedsieve.wire.bits import Pieces, size_of
+from fedsieve.wire.bound import MOST_BYTES, Bound
 from fedsieve.wire.changes import decode_change, encode_change
 from fedsieve.wire.frame import NAME_BYTES, Header, MaskBlock, Payload, Sections, open_frame, seal
 from fedsieve.wire.masks import Layout, decode_mask, encode_mask
@@ -28,7 +29,6 @@ from fedsieve.wire.schema import (
     Part,
     Schema,
     check_kind,
-    hash_of,
     read_schema,
     schema_of,
 )
@@ -108,25 +108,32 @@ def masks_of(message: Any) -> dict[Hash, Bools]:
 class Decoder:
     """One end's reading side: the schemas it has been told, and how much it is willing to hold."""
 
-    def __init__(self, limit_bytes: int = 2**32) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self, limit_bytes: int = MOST_BYTES) -> None:
+        self._bound = Bound(limit_bytes)
         self.schemas: dict[Hash, Schema] = {}  # the last used ones, the newest at the end
 
-    def decode(self, data: bytes | memoryview, kind: type, recall: Recall | None = None) -> Any:
+    def decode(
+        self,
+        data: bytes | memoryview,
+        kind: type,
+        recall: Recall | None = None,
+        bound: Bound | None = None,
+    ) -> Any:
         """The message of class `kind` in `data`; learns a schema announced there.
 
         Raises:
             UnheldError: it refers to a schema not told before, or a mask that is not in `recall`.
-            WireError: the bytes are not a valid frame of that class.
+            WireError: the bytes are not a valid frame of that class, or beyond the `bound`.
         """
+        bound = bound or self._bound
         roles = fields(kind)
         if not roles:
             if len(data):
                 raise WireError(f"{kind.__qualname__} has no fields, found {len(data)} bytes.")
             return kind()
+        bound.check_frame(len(data))
         sections = open_frame(data)
-        schema = self._schema(sections.header)
-        check_kind(schema, kind)
+        schema = self._schema(sections.header, kind, bound)
         reader = _Reader(sections, recall or {})
         parts = list(zip(roles, schema.parts, strict=True))
         masks = {f.name: reader.mask(part) for f, part in parts if isinstance(f.role, Bit)}
@@ -136,7 +143,8 @@ class Decoder:
 
     def learn(self, packed: bytes) -> Hash:
         """Hold a schema told by the peer; returns its hash."""
-        schema, mark = read_schema(packed, self.limit_bytes)
+        schema, mark = read_schema(packed)
+        self._bound.check(schema)
         self._use(mark, schema)
         return mark
 
@@ -146,16 +154,20 @@ class Decoder:
         while len(self.schemas) > MAX_SCHEMAS:
             self.schemas.pop(next(iter(self.schemas)))
 
-    def _schema(self, header: Header) -> Schema:
+    def _schema(self, header: Header, kind: type, bound: Bound) -> Schema:
         if header.announced:
-            mark = hash_of(header.announced)
+            bound.check_announced(len(header.announced))
+            schema, mark = read_schema(header.announced)
             if mark != header.schema:
                 raise WireError(f"announced schema has hash {mark:016x}, not {header.schema:016x}.")
-            self.learn(header.announced)
-        if header.schema not in self.schemas:
+        elif header.schema in self.schemas:
+            schema = self.schemas[header.schema]
+        else:
             raise UnheldError(f"schema {header.schema & (2**64 - 1):016x} was never announced.")
-        self._use(header.schema, self.schemas[header.schema])
-        return self.schemas[header.schema]
+        bound.check(schema)
+        check_kind(schema, kind)
+        self._use(header.schema, schema)
+        return schema
 
 
 class _Reader:

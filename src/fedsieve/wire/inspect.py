@@ -75,7 +75,7 @@ def inspect(frame: Frame) -> Inspection:
     """
     sections = open_frame(frame.data)
     header = sections.header
-    schema, _ = read_schema(frame.schema, 2**40)
+    schema, _ = read_schema(frame.schema)
     if hash_of(frame.schema) != header.schema:
         raise WireError("the frame belongs to another schema than the one kept with it.")
     decoder = Decoder(2**40)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedsieve.core.errors import WireError
 from fedsieve.wire.ans import AnsReader, AnsWriter, has_ans
 from fedsieve.wire.bits import Bools, Ints, Reader, count_bytes
-from fedsieve.wire.places import FEW, rank_bytes, read_ranks, read_rice, rice_bytes
+from fedsieve.wire.places import FEW, bit_range, rank_bytes, read_ranks, read_rice, rice_bytes
 from fedsieve.wire.rows import MAX_BINS, entropy, row_bins
 
 Layout: TypeAlias = tuple[tuple[int, int], ...]
@@ -91,9 +91,7 @@ def decode_mask(data: memoryview, layout: Layout) -> Bools:
     elif tag in {FLAT, LAYERS}:
         kept = _read_tensors(reader, size, layout if tag == LAYERS else ((1, size),))
     elif tag == ROWS and layout and (inner := reader.rest())[:1] != bytes([ROWS]):
-        rows, columns = zip(*layout, strict=True)
-        whole = decode_mask(inner, ((1, sum(rows)),))
-        return whole.repeat(np.repeat(columns, rows))
+        return _spread_rows(decode_mask(inner, ((1, sum(rows for rows, _ in layout)),)), layout)
     else:
         raise reader.error(f"a coder from 0 to {RANK} expected, found {tag}.")
     reader.finish()
@@ -162,15 +160,19 @@ def _read_tensors(reader: Reader, size: int, layout: Layout) -> Bools:
         if len(levels) == 1:
             part[:, live] = ans.bits(rows * width, levels[0]).reshape(rows, width)
             continue
-        bins = ans.symbols(rows, sizes)
-        found = np.bincount(bins, minlength=len(sizes)).tolist()
-        order = np.split(np.argsort(bins, kind="stable"), np.cumsum(found)[:-1])
-        for own, level in zip(order, levels, strict=True):
-            block = ans.bits(own.size * width, level).reshape(own.size, width)
-            if isinstance(live, slice):
-                part[own] = block
-            else:
-                _put(part, own, live, block)
+        bins = ans.small_symbols(rows, sizes)
+        step = min(_AT_ONCE, -(-rows // 2))  # some rows at a time: a place takes eight bytes
+        for number, level in enumerate(levels):
+            packed, at = ans.packed_bits(_ones(bins == number) * width, level), 0
+            for start in range(0, rows, step):
+                own = start + np.flatnonzero(bins[start : start + step] == number)
+                end = at + own.size * width
+                block = bit_range(packed, at, end).view(np.bool_).reshape(own.size, width)
+                if isinstance(live, slice):
+                    part[own] = block
+                else:
+                    _put(part, own, live, block)
+                at = end
     ans.finish()
     return kept
 
@@ -207,6 +209,17 @@ def matrices(flat: Bools, layout: Layout) -> Iterator[Bools]:
             shape = (1, rows) if columns == 1 else (rows, columns)
             yield flat[start : start + size].reshape(shape)
         start += size
+
+
+def _spread_rows(whole: Bools, layout: Layout) -> Bools:
+    """The mask whose rows are kept or dropped whole, from one flag a row."""
+    kept = np.empty(sum(rows * columns for rows, columns in layout), np.bool_)
+    row = start = 0
+    for rows, columns in layout:
+        part = kept[start : start + rows * columns].reshape(rows, columns)
+        part[:] = whole[row : row + rows, None]
+        row, start = row + rows, start + rows * columns
+    return kept
 
 
 def _whole_rows(kept: Bools, layout: Layout) -> Bools | None:

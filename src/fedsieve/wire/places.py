@@ -115,7 +115,7 @@ def read_rice(reader: Reader, size: int) -> Bools:
     unary, low = (_packed(reader, bits) for bits in (length, shift * count))
     kept, found, end, place = np.full(size, inverted), 0, -1, -1
     for start in range(0, length, _UNARY):  # all gaps at once would take more memory than the mask
-        ends = start + np.flatnonzero(_bits(unary, start, min(start + _UNARY, length)))
+        ends = start + np.flatnonzero(bit_range(unary, start, min(start + _UNARY, length)))
         if not ends.size:
             continue
         if found + ends.size > count:
@@ -123,7 +123,7 @@ def read_rice(reader: Reader, size: int) -> Bools:
         gaps = np.diff(ends, prepend=end) - 1 << shift
         for plane in range(shift):
             first = plane * count + found
-            gaps |= _bits(low, first, first + ends.size).astype(np.intp) << plane
+            gaps |= bit_range(low, first, first + ends.size).astype(np.intp) << plane
         gaps += 1
         places = place + np.cumsum(gaps, out=gaps)
         found, end, place = found + ends.size, int(ends[-1]), int(places[-1])
@@ -139,7 +139,7 @@ def _packed(reader: Reader, bits: int) -> NDArray[np.uint8]:
     return np.frombuffer(reader.take((bits + 7) // 8), np.uint8)
 
 
-def _bits(packed: NDArray[np.uint8], start: int, end: int) -> NDArray[np.uint8]:
+def bit_range(packed: NDArray[np.uint8], start: int, end: int) -> NDArray[np.uint8]:
     """Bits from `start` to `end`, highest of each byte first."""
     first = start // 8
     return np.unpackbits(packed[first : (end + 7) // 8])[start - 8 * first : end - 8 * first]

@@ -96,22 +96,17 @@ def unpacked(packed: bytes) -> Schema:
     return _decoder.decode(packed)
 
 
-def read_schema(packed: bytes, limit_bytes: int) -> tuple[Schema, Hash]:
-    """A schema announced by a peer, checked before anything is sized by it.
+def read_schema(packed: bytes) -> tuple[Schema, Hash]:
+    """A schema announced by a peer; see `Bound.check` before anything is sized by it.
 
     Raises:
-        WireError: it is malformed, or its tensors would take more than `limit_bytes`.
+        WireError: it is malformed, or its tensors are impossible.
     """
     try:
         schema = _decoder.decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WireError(f"announced schema is malformed: {error}") from error
     _check(schema)
-    if schema.tensor_bytes() > limit_bytes:
-        raise WireError(
-            f"schema: tensors of {schema.tensor_bytes()} bytes announced, "
-            f"this receiver takes {limit_bytes}."
-        )
     return schema, hash_of(packed)
 
 

@@ -7,13 +7,16 @@ call. So neither can be used in another place. Without keys signatures are empty
 """
 
 import hashlib
-from typing import TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from fedsieve.core.errors import WireError
 from fedsieve.engines.remote.signature import Private, Public
+
+# Checked before a table is read: else each byte of an answer might take a dozen in memory.
+_FEW, _MANY = msgspec.Meta(max_length=2**10), msgspec.Meta(max_length=2**14)
 
 
 class Hello(Struct, tag="hello", array_like=True, frozen=True):
@@ -80,7 +83,7 @@ class Trained(Struct, tag="trained", array_like=True, frozen=True):
     parts: tuple[int, int, int]  # bytes of header, masks and values
     paper_bytes: int
     digest: bytes  # of the new state
-    values: dict[str, float]
+    values: Annotated[dict[str, float], _FEW]
     flops: tuple[int, int, int]
     seconds: float
 
@@ -95,7 +98,7 @@ class Scored(Struct, tag="scored", array_like=True, frozen=True):
     """Tallies of an evaluation."""
 
     tallies: bytes
-    shares: dict[str, tuple[float, int]]
+    shares: Annotated[dict[str, tuple[float, int]], _MANY]
 
 
 class Refused(Struct, tag="refused", array_like=True, frozen=True):
