@@ -14,7 +14,7 @@ import torch
 
 from fedsieve.config import make, read_toml
 from fedsieve.engines import blob
-from fedsieve.engines.folder import Saved
+from fedsieve.engines.checkpoint import Saved
 from fedsieve.job import build
 from fedsieve.methods.spafl import Server, SpaFL, State
 

@@ -18,6 +18,7 @@ from fedsieve.core.method import method_class
 from fedsieve.data.dataset import Dataset
 from fedsieve.engines.folder import RunFolder
 from fedsieve.engines.interrupt import Interrupt
+from fedsieve.engines.manifest import check_finished
 from fedsieve.engines.rounds import Played
 from fedsieve.job import Job, build, canonical
 from fedsieve.ledger.rows import Row
@@ -117,7 +118,7 @@ def play(
         stores = rounds.stores
         position, rows = rounds.start(), list[Row]()
         if folder and resume:
-            found, rows = folder.load(type(position.server), stores)
+            found, rows = folder.load(type(position.server), stores, RESUMABLE)
             position = found or position
         watcher.started(config, rows)
         stopped = "finished"
@@ -157,6 +158,8 @@ def _replayed(
     record = RunFolder(path)
     if not record.is_begun:
         raise ResumeError(f"{path}: not a run folder, there is no config.toml in it.")
+    record.check_config()
+    check_finished(path, ("rounds.jsonl",))
     rows = {row.round: row for row in record.rows()}
     config = make(configuration.read_toml(path / "config.toml") | changed)
     with one_thread():
@@ -193,6 +196,7 @@ def settings_of(folder: RunFolder | None, named: dict[str, Any]) -> dict[str, An
         raise ResumeError("--resume needs the run folder: give --out DIR.")
     if not folder.is_begun:
         return named
+    folder.check_config()
     stored = configuration.read_toml(folder.path / "config.toml")
     before = canonical(make(stored))
     given = {n: v for n, v in named.items() if v is not None and v != "auto"}

@@ -25,7 +25,7 @@ from fedsieve.api import one_thread, settings_of
 from fedsieve.config import make, to_toml
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.options import in_range
-from fedsieve.engines import blob
+from fedsieve.engines import disk
 from fedsieve.engines.flower.carrier import GridCarrier
 from fedsieve.engines.flower.server import SuperLink
 from fedsieve.engines.folder import RunFolder
@@ -216,7 +216,7 @@ def _superlink(server: Server, folder: Path, children: Children) -> SuperLink:
         key=key,
         traffic=str(folder / "tcp.json"),
     )
-    blob.write(folder / "gate.json", msgspec.json.encode(settings))
+    disk.write(folder / "gate.json", msgspec.json.encode(settings))
     children.keep(gate_command(folder / "gate.json"), folder / "gate.log", folder)
     return link
 
@@ -275,5 +275,5 @@ def _once(path: Path, make_text: Callable[[], str]) -> str:
 def _next_session(path: Path) -> int:
     """How often this job was started; nodes refuse calls of an earlier session."""
     number = int(path.read_text()) + 1 if path.exists() else 1
-    blob.write(path, str(number).encode())
+    disk.write(path, str(number).encode())
     return number

@@ -6,23 +6,30 @@ sweeps and tuning reuse what is there, continue what was interrupted, and run on
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import safetensors
 import safetensors.torch
 
 from fedsieve import api
 from fedsieve.config import Config, make, method_options, read_toml, to_toml
+from fedsieve.core import tree
 from fedsieve.core.errors import DataError
+from fedsieve.core.message import Params
 from fedsieve.core.method import method_class
+from fedsieve.engines.folder import RESULT
+from fedsieve.engines.manifest import ADVICE, check_finished, is_proved
 from fedsieve.job import canonical
 from fedsieve.ledger.rows import Evaluation, Row, Summary
 from fedsieve.progress import Watcher
 from fedsieve.result import Result
 
 T = TypeVar("T")
+log = logging.getLogger("fedsieve")
 INDIFFERENT = ("workers", "checkpoint_every", "state_ram_mb", "data_root", "save_messages")
 
 
@@ -42,18 +49,43 @@ def read_run(path: Path) -> Record:
     Raises:
         DataError: it is not a run folder, or the run never got to write a result.
     """
+    check_finished(path, RESULT)
     try:
         summary = msgspec.json.decode((path / "result.json").read_bytes(), type=Summary)
         rows = _lines(path / "rounds.jsonl", Row)
         evaluations = _lines(path / "evaluations.jsonl", Evaluation)
+        is_whole = is_proved((path / "config.toml").read_bytes())
     except FileNotFoundError as error:
         raise DataError(
             f"{path}: no {Path(error.filename).name} there. Give the folder of a finished run "
             "(fedsieve run --out DIR), or continue an unfinished one with --resume."
         ) from error
-    except (OSError, msgspec.MsgspecError) as error:
-        raise DataError(f"{path}: not a readable run folder: {error}.") from error
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable run folder: {error}. {ADVICE}") from error
+    if is_whole is False:
+        raise DataError(f"{path}: config.toml is damaged or was changed. {ADVICE}")
     return Record(path, make(read_toml(path / "config.toml")), summary, rows, evaluations)
+
+
+def read_tensors(record: Record) -> Params | None:
+    """The global model of a run, if it has one.
+
+    Raises:
+        DataError: it is not the one that the run ended with.
+    """
+    path = record.path / "model.safetensors"
+    check_finished(record.path, (path.name,))
+    if not path.exists():
+        return None
+    try:
+        model = safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path}: not a readable model ({error}). {ADVICE}") from error
+    kind = method_class(record.config.method)
+    is_hashed = not (kind.personal or kind.pools_data)  # else the hash is of more than the model
+    if is_hashed and tree.digest(model) != record.summary.model_hash:
+        raise DataError(f"{path}: is not the model whose hash result.json has. {ADVICE}")
+    return model
 
 
 def load(folder: str | Path) -> Result:
@@ -62,10 +94,8 @@ def load(folder: str | Path) -> Result:
     Raises:
         DataError: it is not a run folder, or the run never got to write a result.
     """
-    path = Path(folder)
-    record, tensors = read_run(path), path / "model.safetensors"
-    model = safetensors.torch.load_file(tensors) if tensors.exists() else None
-    return Result(record.summary, record.rows, model, record.config, path)
+    record = read_run(Path(folder))
+    return Result(record.summary, record.rows, read_tensors(record), record.config, record.path)
 
 
 def run_hash(settings: Mapping[str, Any]) -> str:
@@ -79,12 +109,16 @@ def run_hash(settings: Mapping[str, Any]) -> str:
 
 
 def find(settings: Mapping[str, Any], root: Path) -> Record | None:
-    """The finished run of these settings in the library at `root`, if it is there."""
+    """The finished run of these settings in the library at `root`, if it is there whole."""
     path = root / run_hash(settings)
     if not (path / "result.json").exists():
         return None
-    summary = msgspec.json.decode((path / "result.json").read_bytes(), type=Summary)
-    return read_run(path) if summary.stopped == "finished" else None
+    try:
+        record = read_run(path)
+    except DataError as error:  # run again from its last whole checkpoint
+        log.warning("%s", error)
+        return None
+    return record if record.summary.stopped == "finished" else None
 
 
 def obtain(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = None) -> Record:

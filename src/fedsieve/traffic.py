@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from fedsieve.engines import blob
+from fedsieve.engines import disk
 from fedsieve.engines.flower.server import SuperLink
 from fedsieve.engines.remote.dispatch import Remote
 
@@ -34,4 +34,4 @@ def report(out: Path, remote: Remote, link: SuperLink) -> None:
         "flower": flower,
         "tcp": json.loads(tcp.read_text()) if tcp.exists() else None,
     }
-    blob.write(out / "traffic.json", json.dumps(found, indent=2).encode() + b"\n")
+    disk.write(out / "traffic.json", json.dumps(found, indent=2).encode() + b"\n")

@@ -50,6 +50,11 @@ COMMANDS = {
         "partition",
         "Split a data set over clients and show sizes, skew and fingerprint.",
     ),
+    "verify": Command(
+        "verify",
+        "verify_run",
+        "Check every file of a run against what was written, and say what it can go on from.",
+    ),
     "export": Command(
         "export",
         "export",

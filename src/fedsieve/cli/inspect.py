@@ -78,9 +78,12 @@ def _run(folder: Path) -> None:
     if not ledger.exists():
         raise DataError(f"{folder}: no messages.jsonl there; is it a run folder?")
     by_round: defaultdict[int, list[Sent]] = defaultdict(list)
-    for text in complete_lines(ledger):
-        message = msgspec.json.decode(text, type=Sent)
-        by_round[message.round].append(message)
+    try:
+        for text in complete_lines(ledger):
+            message = msgspec.json.decode(text, type=Sent)
+            by_round[message.round].append(message)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError(f"{ledger}: not a readable ledger of messages: {error}.") from error
     everything = [message for messages in by_round.values() for message in messages]
     table = Table(
         "round", "way", "messages", "bytes", "header", "masks", "values", "paper", box=None

@@ -28,6 +28,10 @@ class ResumeError(FedsieveError):
     """A run folder cannot be continued."""
 
 
+class StorageError(FedsieveError, OSError):
+    """A file of a run cannot be written: a full disk, a folder without the right to write."""
+
+
 class RoundError(FedsieveError):
     """Too few clients answered; everything done so far is kept."""
 

@@ -1,15 +1,16 @@
 """Trees as safetensors bytes: for client states, checkpoints and pipes between processes."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 import safetensors.torch
 from torch import Tensor
 
 from fedsieve.core import tree
+from fedsieve.core.errors import ResumeError
 
 _INT, _FLOAT = "|int", "|float"  # behind the path of a number, which is stored as a 0-d tensor
 
@@ -34,19 +35,16 @@ def unpack(kind: Any, data: bytes) -> Any:
     return _rebuilt(kind, safetensors.torch.load(data))
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a crash."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def read(kind: Any, path: Path) -> Any:
-    """The tree in a file, memory-mapped: pages are read when touched."""
-    return _rebuilt(kind, safetensors.torch.load_file(path))
+    """The tree in a file, memory-mapped: pages are read when touched.
+
+    Raises:
+        ResumeError: the file does not hold such a tree.
+    """
+    try:
+        return _rebuilt(kind, safetensors.torch.load_file(path))
+    except (OSError, safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise ResumeError(f"{path}: does not hold what was kept there ({error}).") from error
 
 
 def _rebuilt(kind: Any, tensors: dict[str, Tensor]) -> Any:

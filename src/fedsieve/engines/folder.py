@@ -1,18 +1,21 @@
 """The run folder: configuration, rows, messages, checkpoints, client states, result, model.
 
     config.toml  rounds.jsonl  evaluations.jsonl  messages.jsonl  result.json  model.safetensors
-    checkpoints/0000010/{server.safetensors,position.msgpack}
+    manifest
+    checkpoints/0000010/{server.safetensors,position.msgpack,manifest}
     clients/{states,residuals}/<client>-<round>.safetensors
     messages/<round>-<client>-{up,down}.frame  supports/<round>.{bits,gates}
 
 Everything in it is there whole or not at all: a run that is killed goes on from its last
-checkpoint, and rows written after it are cut off and written again. One process writes at a time.
+checkpoint, and rows written after it are cut off and written again. A checkpoint's manifest proves
+all that it stands on; one that is damaged is left out for the one before. One process writes at a
+time.
 """
 
 import json
-import os
-import shutil
-from collections.abc import Iterable, Iterator
+import logging
+import tomllib
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,30 +24,29 @@ import msgspec
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedsieve.core.errors import ResumeError
+from fedsieve.core.errors import ResumeError, StorageError
 from fedsieve.core.message import Mask, Params
-from fedsieve.engines import blob
-from fedsieve.engines.post import Link, Links
-from fedsieve.engines.recall import Packed
+from fedsieve.engines import blob, disk, manifest
+from fedsieve.engines.checkpoint import (
+    LINES,
+    POSITION,
+    RECORDS,
+    SERVER,
+    Checkpoint,
+    checkpoints_of,
+    saved_of,
+)
+from fedsieve.engines.manifest import Hasher, Mark, fault_of, hashed, is_proved, mark_of, proved
 from fedsieve.engines.rounds import Played, Position
 from fedsieve.engines.store import Stores, state_path
 from fedsieve.ledger.rows import Row, Summary
 
 T = TypeVar("T")
+log = logging.getLogger("fedsieve")
 KEPT_CHECKPOINTS = 2
 MOST_SUPPORTS = 40
-_LINES = ("rounds.jsonl", "messages.jsonl", "evaluations.jsonl")
-
-
-class Saved(msgspec.Struct, frozen=True):
-    """What stands beside the server's tensors in a checkpoint."""
-
-    done: int
-    links: dict[str, tuple[list[int], list[int], list[int]]]  # client -> Link
-    schemas: tuple[bytes, ...]
-    masks: tuple[tuple[int, bytes, int], ...]
-    versions: dict[str, dict[str, int]]  # store -> client -> round of what it holds
-    seen: tuple[int, ...]
+RESULT = ("config.toml", *LINES, "result.json", *RECORDS)  # what reports are made of
+_UNUSED = {"lock", "checkpoints", "config.toml.tmp"}  # left by a process that ended at once
 
 
 class RunFolder:
@@ -56,6 +58,10 @@ class RunFolder:
         self.messages = path / "messages"
         self.supports = path / "supports"
         self._checkpoints = path / "checkpoints"
+        self._config = ""
+        self._lines = {name: Hasher() for name in LINES}
+        self._reached = {name: lines.mark for name, lines in self._lines.items()}  # whole rounds
+        self._records: dict[str, Mark] = {}
 
     @property
     def is_begun(self) -> bool:
@@ -63,18 +69,28 @@ class RunFolder:
 
     @contextmanager
     def opened(self, config_text: str, *, resume: bool) -> Iterator[None]:
-        """Write the configuration that gives the run as it will be; keep other processes out.
+        """Keep the configuration that gives the run as it will be, and other processes out.
 
         Raises:
             ResumeError: a run is to start afresh in a folder in use, and no result is written over;
                 or another process is at work in it.
+            StorageError: nothing can be written there.
         """
-        is_used = self.path.exists() and any(self.path.iterdir())
+        self._config = config_text
+        is_used = self.path.exists() and any(
+            entry.name not in _UNUSED or (entry.is_dir() and any(entry.iterdir()))
+            for entry in self.path.iterdir()
+        )
         if is_used and not (resume and self.is_begun):
+            if resume:
+                raise ResumeError(
+                    f"{self.path}: config.toml is missing, nothing says which run it is. Put the "
+                    "file back, or choose another --out."
+                )
             raise ResumeError(
                 f"{self.path} is not empty. Continue it with --resume, or choose another --out."
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(self.path)
         lock = FileLock(self.path / "lock")  # given up even by a process that is killed
         try:
             lock.acquire(timeout=0)
@@ -83,37 +99,66 @@ class RunFolder:
                 f"{self.path}: another process is at work on this run. Wait until it has ended or "
                 "stop it, or choose another --out."
             ) from error
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: cannot be written ({error.strerror or error}). Choose another --out."
+            ) from error
         try:
-            blob.write(self.path / "config.toml", config_text.encode())
+            if not self.is_begun:
+                disk.make_folder(self._checkpoints)  # says that this run can prove itself
+                self._write_config()
             yield
         finally:
             lock.release()
 
+    def check_config(self) -> None:
+        """Raise ResumeError unless the configuration is as it was written; warn if none can say."""
+        is_whole = is_proved((self.path / "config.toml").read_bytes())
+        if is_whole is None and self._is_old:
+            log.warning(
+                "%s was begun by an older version: nothing proves that its files are whole.",
+                self.path,
+            )
+        elif not is_whole:
+            raise ResumeError(
+                f"{self.path}: config.toml is damaged or was changed, and might give another run. "
+                "Put the file back as it was, or start again in a new folder."
+            )
+
+    @property
+    def _is_old(self) -> bool:
+        """Whether a version began the run that proved nothing."""
+        if is_proved((self.path / "config.toml").read_bytes()) is not None:
+            return False
+        found = checkpoints_of(self.path)
+        return not any(c.is_provable for c in found) if found else not self._checkpoints.exists()
+
     def append(self, played: Played) -> None:
         """Add a round; its row is written last."""
         for frame in played.frames:
-            self.messages.mkdir(exist_ok=True)
-            blob.write(self.messages / frame.file_name, msgspec.msgpack.encode(frame))
+            disk.make_folder(self.messages)
+            self._record(f"messages/{frame.file_name}", msgspec.msgpack.encode(frame))
         self._add("messages.jsonl", played.messages)
         self._add("evaluations.jsonl", [played.evaluation] if played.evaluation else [])
         self._add("rounds.jsonl", [played.row])
+        self._reached = {name: lines.mark for name, lines in self._lines.items()}
 
     def keep_support(self, number: int, gates: Mask | Params) -> None:
         """Keep where the global model is not 0, or its gates in steps of 1/255.
 
         Of many rounds about evenly spread ones, the first and the last among them.
         """
-        self.supports.mkdir(exist_ok=True)
+        disk.make_folder(self.supports)
         flat = np.concatenate([g.numpy().reshape(-1) for g in gates.values()])
         is_mask = flat.dtype == np.bool_
         data = np.packbits(flat) if is_mask else np.rint(flat * 255).astype(np.uint8)
         name = f"{number:07d}.{'bits' if is_mask else 'gates'}"
-        blob.write(self.supports / name, data.tobytes())
+        self._record(f"supports/{name}", data.tobytes())
         kept = kept_supports(self.path)
         if len(kept) > MOST_SUPPORTS:
             rounds = [int(path.stem) for path in kept]
             gaps = [after - before for before, after in zip(rounds, rounds[2:], strict=False)]
-            kept[1 + gaps.index(min(gaps))].unlink()  # the one between the nearest neighbours
+            self._drop(kept[1 + gaps.index(min(gaps))])  # the one between the nearest neighbours
 
     def save(self, position: Position, stores: Stores) -> None:
         """Write a checkpoint, then drop what no checkpoint needs any more.
@@ -124,121 +169,203 @@ class RunFolder:
         if any(store.newest > position.done for store in stores):
             return
         versions = {name: store.flush() for name, store in stores._asdict().items()}
-        target = self._checkpoints / f"{position.done:07d}"
-        if target.exists():
+        target = Checkpoint(self.path, position.done)
+        if target.path.exists():
             return
-        for name in _LINES:
+        for name in LINES:
             if (self.path / name).exists():
-                _sync(self.path / name)
+                disk.sync(self.path / name)
         fresh = self._checkpoints / "fresh.tmp"
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        saved = Saved(
-            position.done,
-            {
-                str(client): (list(link.down), list(link.up), list(link.masks))
-                for client, link in position.links.items()
-            },
-            position.schemas,
-            tuple((mark, *packed) for mark, packed in position.masks.items()),
-            {name: {str(c): v for c, v in held.items()} for name, held in versions.items()},
-            tuple(sorted(position.seen)),
-        )
-        blob.write(fresh / "server.safetensors", blob.pack(position.server))
-        blob.write(fresh / "position.msgpack", msgspec.msgpack.encode(saved))
-        fresh.rename(target)
-        _sync(self._checkpoints)
-        names = self._found()
-        for old in names[:-KEPT_CHECKPOINTS]:
-            shutil.rmtree(old)
-        saved_ones = [self._saved(path) for path in names[-KEPT_CHECKPOINTS:]]
+        disk.remove(fresh)
+        disk.make_folder(fresh)
+        saved = saved_of(position, versions, self._config)
+        files = {SERVER: blob.pack(position.server), POSITION: msgspec.msgpack.encode(saved)}
+        marks = {f"{target.name}/{name}": mark_of(data) for name, data in files.items()}
         for name, store in stores._asdict().items():
-            store.forget_all_but([_versions(s, name) for s in saved_ones])
+            marks |= {f"clients/{name}/{file}": mark for file, mark in store.files().items()}
+        files[manifest.NAME] = manifest.pack(marks | self._reached | self._records)
+        for name, data in files.items():
+            disk.write(fresh / name, data)
+        for folder in (fresh, self.path):
+            disk.sync(folder)
+        disk.rename(fresh, target.path)
+        disk.sync(self._checkpoints)
+        found = checkpoints_of(self.path)
+        for old in found[:-KEPT_CHECKPOINTS]:
+            disk.remove(old.path)
+        kept = [checkpoint.saved() for checkpoint in found[-KEPT_CHECKPOINTS:]]
+        for name, store in stores._asdict().items():
+            store.forget_all_but([saved.of(name) for saved in kept])
 
     def rows(self) -> list[Row]:
         """All rounds that were finished."""
-        lines = complete_lines(self.path / "rounds.jsonl")
-        return [msgspec.json.decode(line, type=Row) for line in lines]
+        try:
+            lines = complete_lines(self.path / "rounds.jsonl")
+            return [msgspec.json.decode(line, type=Row) for line in lines]
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ResumeError(f"{self.path}: rounds.jsonl cannot be read ({error}).") from error
 
-    def load(self, server_kind: type, stores: Stores) -> tuple[Position | None, list[Row]]:
-        """The newest checkpoint that rows reach, and the rows up to it; (None, []) without one."""
-        every, reached = self._found(), len(self.rows())
-        found = [path for path in every if int(path.name) <= reached]
+    def load(
+        self, server_kind: type, stores: Stores, free: Collection[str] = ()
+    ) -> tuple[Position | None, list[Row]]:
+        """The newest whole checkpoint, and the rows up to it; (None, []) if there never was one.
+
+        What was written after it is cut off; settings but those that are `free` must be the same.
+
+        Raises:
+            ResumeError: no checkpoint is whole, or the run is another one.
+        """
+        found, faults = checkpoints_of(self.path), list[str]()
+        if found and self._is_old:
+            self._adopt(found)
+        newer = list[Checkpoint]()
+        while found and (fault := next(found[-1].faults(), None)):
+            newer.append(found.pop())
+            faults.append(f"{newer[-1].name} is left out: {fault}")
+        if newer and not found:
+            raise ResumeError(
+                f"{self.path}: no checkpoint is whole. {'; '.join(faults)}. "
+                "Put back a copy of the files, or start again in a new folder."
+            )
+        for text in faults:
+            log.warning("%s: %s. Its rounds are run again.", self.path, text)
+        disk.remove(self.path / manifest.NAME)  # of a result that will be another one
         if not found:
-            self._cut(0)
+            self._go_back({}, 0)
+            self._write_config()
             return None, []
-        for newer in every[len(found) :]:
-            shutil.rmtree(newer)
-        saved = self._saved(found[-1])
+        checkpoint = found[-1]
+        saved, marks = checkpoint.saved(), checkpoint.marks()
+        self._check_same(saved.config, free)
+        server = blob.read(server_kind, checkpoint.path / SERVER)
         for name, store in stores._asdict().items():
-            store.restore(_versions(saved, name))
-        server = blob.read(server_kind, found[-1] / "server.safetensors")
-        links: Links = {
-            int(client): Link(tuple(down), tuple(up), tuple(masks))
-            for client, (down, up, masks) in saved.links.items()
-        }
-        table = {mark: Packed(bits, size) for mark, bits, size in saved.masks}
-        rows = self._cut(saved.done)
+            place = f"clients/{name}/"
+            own = {n.removeprefix(place): m for n, m in marks.items() if n.startswith(place)}
+            store.restore(saved.of(name), own)
+        for damaged in newer:
+            disk.remove(damaged.path)
+        self._go_back(marks, saved.done)
+        rows = self.rows()
         if len(rows) != saved.done:
             raise ResumeError(
                 f"{self.path}: rounds.jsonl has {len(rows)} rows up to round {saved.done}. "
                 "Start again in a new folder."
             )
-        seen = frozenset(saved.seen)
-        return Position(saved.done, server, links, saved.schemas, table, seen), rows
+        self._write_config()
+        return saved.position(server), rows
 
     def server(self, kind: type[T]) -> T | None:
-        """The server of the newest checkpoint, if there is one."""
-        found = self._found()
+        """The server of the newest checkpoint, if there is one.
+
+        Raises:
+            ResumeError: it is damaged.
+        """
+        found = checkpoints_of(self.path)
         if not found:
             return None
-        server: T = blob.read(kind, found[-1] / "server.safetensors")
+        found[-1].check(f"{found[-1].name}/{SERVER}")
+        server: T = blob.read(kind, found[-1].path / SERVER)
         return server
 
     def state(self, kind: type[T], client: int) -> T | None:
-        """A client's state in the newest checkpoint, if it has one."""
-        found = self._found()
-        version = _versions(self._saved(found[-1]), "states").get(client) if found else None
+        """A client's state in the newest checkpoint, if it has one.
+
+        Raises:
+            ResumeError: it is damaged.
+        """
+        found = checkpoints_of(self.path)
+        if not found:
+            return None
+        found[-1].check(f"{found[-1].name}/{POSITION}")
+        version = found[-1].saved().of("states").get(client)
         if version is None:
             return None
-        state: T = blob.read(kind, state_path(self.clients / "states", client, version))
+        path = state_path(self.clients / "states", client, version)
+        found[-1].check(f"clients/states/{path.name}")
+        state: T = blob.read(kind, path)
         return state
 
     def finish(self, summary: Summary, model: dict[str, Any] | None) -> None:
-        """Write the result, and the global model if there is one."""
-        if model is not None:
-            blob.write(self.path / "model.safetensors", blob.tensor_file(model))
-        text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
-        blob.write(self.path / "result.json", text + b"\n")
+        """Write the result, and the global model if there is one; then what proves them."""
+        disk.remove(self.path / manifest.NAME)
+        for name, mark in self._reached.items():
+            if (self.path / name).exists():
+                disk.cut(self.path / name, mark.size)  # a round that could not be written whole
+        files = {} if model is None else {"model.safetensors": blob.tensor_file(model)}
+        files["result.json"] = msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+        for name, data in files.items():
+            disk.write(self.path / name, data)
+        marks = {"config.toml": mark_of(proved(self._config)), **self._reached}
+        marks |= {name: mark_of(data) for name, data in files.items()} | self._records
+        disk.write(self.path / manifest.NAME, manifest.pack(marks))
+
+    def _write_config(self) -> None:
+        disk.write(self.path / "config.toml", proved(self._config))
 
     def _add(self, name: str, lines: Iterable[msgspec.Struct]) -> None:
-        with (self.path / name).open("ab") as file:
-            file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
+        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        disk.append(self.path / name, data)
+        self._lines[name].update(data)
 
-    def _found(self) -> list[Path]:
-        return sorted(p for p in self._checkpoints.glob("*") if p.name.isdigit())
+    def _record(self, name: str, data: bytes) -> None:
+        disk.write(self.path / name, data)
+        self._records[name] = mark_of(data)
 
-    def _saved(self, checkpoint: Path) -> Saved:
-        try:
-            return msgspec.msgpack.decode(
-                (checkpoint / "position.msgpack").read_bytes(), type=Saved
-            )
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ResumeError(f"{checkpoint}: not a readable checkpoint ({error}).") from error
+    def _drop(self, path: Path) -> None:
+        disk.remove(path)
+        self._records.pop(str(path.relative_to(self.path)), None)
 
-    def _cut(self, done: int) -> list[Row]:
-        """Drop rows and messages after round `done`, and a line that was cut off by a crash."""
-        rows = []
+    def _go_back(self, marks: dict[str, Mark], done: int) -> None:
+        """Cut off what was written after round `done`, and leave out records that are damaged."""
+        for name in LINES:
+            size = marks[name].size if marks else 0
+            disk.cut(self.path / name, size)
+            self._lines[name] = hashed(self.path / name)
+        self._reached = {name: lines.mark for name, lines in self._lines.items()}
         for path in kept_supports(self.path):
             if int(path.stem) > done:
-                path.unlink()
-        for name in _LINES:
-            path = self.path / name
-            kept = [x for x in complete_lines(path) if json.loads(x)["round"] <= done]
-            blob.write(path, b"".join(kept))
-            if name == "rounds.jsonl":
-                rows = [msgspec.json.decode(line, type=Row) for line in kept]
-        return rows
+                self._drop(path)
+        for name, mark in marks.items():
+            if name.split("/")[0] not in RECORDS or not (self.path / name).exists():
+                continue
+            if fault := fault_of(self.path, name, mark):
+                log.warning("%s: %s, it is removed.", self.path, fault)
+                disk.remove(self.path / name)
+            else:
+                self._records[name] = mark
+
+    def _check_same(self, config: str, free: Collection[str]) -> None:
+        """Raise ResumeError if a checkpoint was made with another configuration."""
+        ours, theirs = tomllib.loads(self._config), tomllib.loads(config or self._config)
+        for before, now in ((theirs, ours), (theirs.get("options", {}), ours.get("options", {}))):
+            for name in before.keys() & now.keys() - set(free) - {"options"}:
+                if before[name] != now[name]:
+                    raise ResumeError(
+                        f"{self.path}: config.toml has {name} = {now[name]!r}, the checkpoint was "
+                        f"made with {before[name]!r}: it is that of another run. Put back its own."
+                    )
+
+    def _adopt(self, found: list[Checkpoint]) -> None:
+        """Give the newest readable checkpoint of an older version a manifest, as it is now."""
+        reached = len(self.rows())
+        for checkpoint in reversed(found):
+            if checkpoint.done > reached:
+                disk.remove(checkpoint.path)  # its rows were lost, as in a power cut
+                continue
+            saved, marks = checkpoint.saved(), dict[str, Mark]()
+            for name in LINES:
+                kept = [x for x in complete_lines(self.path / name) if _round(x) <= saved.done]
+                marks[name] = mark_of(b"".join(kept))
+            files = [f"{checkpoint.name}/{SERVER}", f"{checkpoint.name}/{POSITION}"]
+            for store in saved.versions:
+                place = Path("clients") / store
+                files += [str(state_path(place, c, v)) for c, v in saved.of(store).items()]
+            try:
+                marks |= {name: hashed(self.path / name).mark for name in files}
+            except OSError as error:
+                raise ResumeError(f"{error.filename}: {error.strerror}. Start again.") from error
+            disk.write(checkpoint.path / manifest.NAME, manifest.pack(marks))
+            return
 
 
 def complete_lines(path: Path) -> list[bytes]:
@@ -253,13 +380,10 @@ def kept_supports(run: Path) -> list[Path]:
     return sorted(path for path in found if path.suffix in {".bits", ".gates"})
 
 
-def _versions(saved: Saved, store: str) -> dict[int, int]:
-    return {int(client): version for client, version in saved.versions[store].items()}
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def _round(line: bytes) -> int:
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return int(json.loads(line)["round"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ResumeError(
+            f"a line of the folder cannot be read ({error}): {line[:60]!r}"
+        ) from error

@@ -5,7 +5,7 @@ the client with the version before it. Versions a checkpoint points at are kept 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from fedsieve.core import tree
 from fedsieve.core.errors import ResumeError
 from fedsieve.core.message import Params
-from fedsieve.engines import blob
+from fedsieve.engines import blob, disk
+from fedsieve.engines.manifest import Mark, fault_of, mark_of
 
 
 class Receipt(NamedTuple):
@@ -41,6 +42,8 @@ class ClientStore:
         self._hot: OrderedDict[int, _Held] = OrderedDict()
         self._hot_bytes = 0
         self.versions: dict[int, int] = {}
+        self.marks: dict[str, Mark] = {}  # of the files it has written, by name
+        self._is_synced = True
         sample = init(0)
         self.is_stateless = sample == ()
         self.kind = kind or type(sample)
@@ -54,7 +57,11 @@ class ClientStore:
             return self._hot[client].state
         if client not in self.versions:
             return self._init(client)
-        state = blob.read(self.kind, self._path(client, self.versions[client]))
+        path = self._path(client, self.versions[client])
+        mark = self.marks.get(path.name)
+        if mark and (fault := fault_of(self._folder, path.name, mark)):
+            raise ResumeError(f"{self._folder}: {fault}. Go on from a checkpoint with --resume.")
+        state = blob.read(self.kind, path)
         version, size = self.versions[client], tree.size_bytes(state)
         self._hold(client, _Held(state, version, size, is_on_disk=True))
         return state
@@ -73,10 +80,18 @@ class ClientStore:
             if not held.is_on_disk:
                 self._write(client, held)
                 self._hot[client] = held._replace(is_on_disk=True)
+        if not self._is_synced:
+            disk.sync(self._folder)
+            self._is_synced = True
         return dict(self.versions)
 
-    def restore(self, versions: dict[int, int]) -> None:
-        """Go back to the versions of a checkpoint."""
+    def files(self) -> dict[str, Mark]:
+        """The files of the present versions, once they are flushed, by their name in the folder."""
+        names = [self._path(c, v).name for c, v in self.versions.items()]
+        return {name: self.marks[name] for name in names}
+
+    def restore(self, versions: dict[int, int], marks: Mapping[str, Mark] | None = None) -> None:
+        """Go back to the versions of a checkpoint, whose files have these marks."""
         self._hot.clear()
         self._hot_bytes = 0
         missing = [c for c, v in versions.items() if not self._path(c, v).exists()]
@@ -85,7 +100,7 @@ class ClientStore:
                 f"{self._folder}: the state of client {missing[0]} at round "
                 f"{versions[missing[0]]} is missing. Start again in a new folder."
             )
-        self.versions = dict(versions)
+        self.versions, self.marks = dict(versions), dict(marks or {})
 
     def forget_all_but(self, kept: Iterable[dict[int, int]]) -> None:
         """Delete files of versions that neither `kept` nor the present needs."""
@@ -94,7 +109,8 @@ class ClientStore:
         }
         for path in self._folder.glob("*.safetensors"):
             if path not in needed:
-                path.unlink()
+                disk.remove(path)
+                self.marks.pop(path.name, None)
 
     @property
     def newest(self) -> int:
@@ -128,8 +144,11 @@ class ClientStore:
             self._hot_bytes -= self._hot.pop(client).size
 
     def _write(self, client: int, held: _Held) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        blob.write(self._path(client, held.version), blob.pack(held.state))
+        disk.make_folder(self._folder)
+        path, data = self._path(client, held.version), blob.pack(held.state)
+        disk.write(path, data)
+        self.marks[path.name] = mark_of(data)
+        self._is_synced = False
 
     def _path(self, client: int, version: int) -> Path:
         return state_path(self._folder, client, version)

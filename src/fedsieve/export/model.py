@@ -15,7 +15,7 @@ from fedsieve.core.cut import smallest
 from fedsieve.core.errors import DataError, ModelError
 from fedsieve.core.message import Params
 from fedsieve.core.method import Task
-from fedsieve.engines import blob
+from fedsieve.engines import blob, disk
 from fedsieve.ledger.flops import size
 from fedsieve.models.zoo import read_model
 
@@ -85,9 +85,9 @@ def save(
         origin=origin,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    blob.write(folder / TENSORS, blob.tensor_file(small))
+    disk.write(folder / TENSORS, blob.tensor_file(small))
     text = msgspec.json.format(msgspec.json.encode(description), indent=2)
-    blob.write(folder / DESCRIPTION, text + b"\n")
+    disk.write(folder / DESCRIPTION, text + b"\n")
     return description
 
 

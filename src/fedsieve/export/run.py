@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import safetensors.torch
-
 from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Params
@@ -13,7 +11,7 @@ from fedsieve.core.options import in_range
 from fedsieve.engines.folder import RunFolder
 from fedsieve.export.model import TENSORS, Description, Inputs, save
 from fedsieve.job import Job, build
-from fedsieve.library import read_run
+from fedsieve.library import Record, read_run, read_tensors
 
 
 def export_run(
@@ -31,8 +29,9 @@ def export_run(
         DataError: no finished run or its data, a run without such a model, a folder in use.
         ConfigError: the run's model was handed over as an object, or there is no such client.
     """
-    job, summary = _job(run, data_root), read_run(run).summary
-    params = _global(run, job) if client is None else _personal(run, job, client)
+    record = read_run(run)
+    job, summary = _job(record, data_root), record.summary
+    params = _global(record, job) if client is None else _personal(record, job, client)
     task = job.method.task
     data = job.dataset
     inputs = Inputs(
@@ -59,15 +58,16 @@ def models_of(run: Path) -> tuple[Task, list[Params]]:
         DataError: no finished run or its data, or a run without a model.
         ConfigError: the run's model was handed over as an object.
     """
-    job = _job(run, None)
+    record = read_run(run)
+    job = _job(record, None)
     if (run / TENSORS).exists():
-        return job.method.task, [_global(run, job)]
+        return job.method.task, [_global(record, job)]
     clients = range(job.federation.num_clients)
-    return job.method.task, [_personal(run, job, client) for client in clients]
+    return job.method.task, [_personal(record, job, client) for client in clients]
 
 
-def _job(run: Path, data_root: Path | None) -> Job:
-    config = read_run(run).config
+def _job(record: Record, data_root: Path | None) -> Job:
+    run, config = record.path, record.config
     if config.model.startswith("object:"):
         raise ConfigError(
             f"{run}: its model was an object, {config.model.removeprefix('object:')}, which has no "
@@ -76,20 +76,21 @@ def _job(run: Path, data_root: Path | None) -> Job:
     return build(config if data_root is None else replace(config, data_root=str(data_root)))
 
 
-def _global(run: Path, job: Job) -> Params:
-    path, method, layers = run / TENSORS, job.config.method, job.method.task.graph.layers
-    if not path.exists():
+def _global(record: Record, job: Job) -> Params:
+    run, method, layers = record.path, job.config.method, job.method.task.graph.layers
+    params = read_tensors(record)
+    if params is None:
         raise DataError(
             f"{run}: {method} has no global model, each client has its own. Name one: --client 0."
         )
-    params = safetensors.torch.load_file(path)
     if any(x.weight not in params or params[x.weight].dim() != len(x.shape) for x in layers):
         raise DataError(f"{run}: the global model of {method} is not a single network.")
     return params
 
 
-def _personal(run: Path, job: Job, client: int) -> Params:
+def _personal(record: Record, job: Job, client: int) -> Params:
     """A client's model as of the newest checkpoint; one never asked still has the start."""
+    run = record.path
     method, key, kept = job.method, fold(job.config.seed, "init"), RunFolder(run)
     in_range("client", client, 0, job.federation.num_clients - 1)
     if not method.personal:

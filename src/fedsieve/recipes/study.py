@@ -14,7 +14,7 @@ from fedsieve.config import make
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.keys import fold
 from fedsieve.data.sources import load
-from fedsieve.engines import blob
+from fedsieve.engines import disk
 from fedsieve.job import canonical
 from fedsieve.recipes.recipe import Expected, Settings, Study, TierName, Trial, judge, measured
 from fedsieve.recipes.run import Line, Outcome
@@ -78,7 +78,7 @@ def carry_out(
 
 def _write(path: Path, trial: Trial) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    blob.write(path, msgspec.json.format(msgspec.json.encode(trial), indent=2))
+    disk.write(path, msgspec.json.format(msgspec.json.encode(trial), indent=2))
 
 
 def _path(study: Study, settings: Settings, root: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.drawing.html import Markup, join, note, tag
-from fedsieve.engines import blob
+from fedsieve.engines import disk
 from fedsieve.report import details, sections
 from fedsieve.report.checks import warnings
 from fedsieve.report.figures import Run, read_runs
@@ -30,7 +30,7 @@ def write(paths: Sequence[Path], out: Path, *, with_partition: bool = True) -> P
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise ConfigError(f"report: {out} cannot be written. Give a file in an existing folder.")
     text = render(read_runs(paths), with_partition=with_partition)
-    blob.write(out, text.encode(errors="replace"))
+    disk.write(out, text.encode(errors="replace"))
     return out
 
 

@@ -23,7 +23,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Params
 from fedsieve.core.method import AnyMethod
 from fedsieve.data.federation import Federation
-from fedsieve.engines import blob
+from fedsieve.engines import blob, disk
 from fedsieve.engines.recall import Packed, recall, remember
 from fedsieve.engines.remote.parcel import (
     Answer,
@@ -165,7 +165,7 @@ class Desk:
             kept |= remember({}, work.site.masks) if isinstance(response, Reply) else {}
             masks = tuple((number, *packed) for number, packed in kept.items())
             after = Memory((call.session, call.round), work.site.schemas, masks)
-            blob.write(folder / "memory.msgpack", msgspec.msgpack.encode(after))
+            disk.write(folder / "memory.msgpack", msgspec.msgpack.encode(after))
             log.info("round %d: %s", call.round, type(response).__name__.lower())
         return _reported(response)
 
@@ -177,7 +177,7 @@ class Desk:
         }
         if not all(path.exists() and path.read_bytes() == data for path, data in files.items()):
             for path, data in files.items():
-                blob.write(path, data)
+                disk.write(path, data)
             self._work.pop(job, None)
         self._opened(job, folder)
 
