@@ -9,7 +9,7 @@ import msgspec
 
 from fedsieve.core.errors import ResumeError
 from fedsieve.engines import manifest
-from fedsieve.engines.manifest import Fault, Mark, fault_of
+from fedsieve.engines.manifest import Fault, Mark, fault_of, is_proved
 from fedsieve.engines.post import Link
 from fedsieve.engines.recall import Packed
 from fedsieve.engines.rounds import Position
@@ -123,6 +123,19 @@ class Checkpoint:
             return msgspec.msgpack.decode(path.read_bytes(), type=Saved)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ResumeError(f"{path}: not a readable checkpoint ({error}).") from error
+
+
+def is_old(folder: Path) -> bool:
+    """Whether a run was begun by a version that proved nothing."""
+    try:
+        if is_proved((folder / "config.toml").read_bytes()) is not None:
+            return False
+    except FileNotFoundError:
+        return False
+    found = checkpoints_of(folder)
+    if found:
+        return not any(checkpoint.is_provable for checkpoint in found)
+    return not (folder / "checkpoints").exists()  # the first thing that is made
 
 
 def checkpoints_of(folder: Path) -> list[Checkpoint]:

@@ -34,6 +34,7 @@ from fedsieve.engines.checkpoint import (
     SERVER,
     Checkpoint,
     checkpoints_of,
+    is_old,
     saved_of,
 )
 from fedsieve.engines.manifest import Hasher, Mark, fault_of, hashed, is_proved, mark_of, proved
@@ -114,7 +115,7 @@ class RunFolder:
     def check_config(self) -> None:
         """Raise ResumeError unless the configuration is as it was written; warn if none can say."""
         is_whole = is_proved((self.path / "config.toml").read_bytes())
-        if is_whole is None and self._is_old:
+        if is_whole is None and is_old(self.path):
             log.warning(
                 "%s was begun by an older version: nothing proves that its files are whole.",
                 self.path,
@@ -124,14 +125,6 @@ class RunFolder:
                 f"{self.path}: config.toml is damaged or was changed, and might give another run. "
                 "Put the file back as it was, or start again in a new folder."
             )
-
-    @property
-    def _is_old(self) -> bool:
-        """Whether a version began the run that proved nothing."""
-        if is_proved((self.path / "config.toml").read_bytes()) is not None:
-            return False
-        found = checkpoints_of(self.path)
-        return not any(c.is_provable for c in found) if found else not self._checkpoints.exists()
 
     def append(self, played: Played) -> None:
         """Add a round; its row is written last."""
@@ -216,7 +209,7 @@ class RunFolder:
             ResumeError: no checkpoint is whole, or the run is another one.
         """
         found, faults = checkpoints_of(self.path), list[str]()
-        if found and self._is_old:
+        if found and is_old(self.path):
             self._adopt(found)
         newer = list[Checkpoint]()
         while found and (fault := next(found[-1].faults(), None)):

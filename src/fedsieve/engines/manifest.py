@@ -98,7 +98,11 @@ def read(path: Path) -> dict[str, Mark]:
         ValueError: it is not whole.
         OSError: it cannot be read.
     """
-    data = path.read_bytes()
+    return unpack(path.read_bytes())
+
+
+def unpack(data: bytes) -> dict[str, Mark]:
+    """The marks in a manifest; ValueError if it is not whole."""
     text, proof = data[:-33], data[-33:]
     if proof != xxhash.xxh3_128_hexdigest(text).encode() + b"\n":
         raise ValueError("is damaged: it does not end in its own hash")

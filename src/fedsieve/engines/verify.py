@@ -8,7 +8,7 @@ from filelock import FileLock, Timeout
 
 from fedsieve.core.errors import DataError, ResumeError
 from fedsieve.engines import manifest
-from fedsieve.engines.checkpoint import LINES, RECORDS, Checkpoint, checkpoints_of
+from fedsieve.engines.checkpoint import LINES, RECORDS, Checkpoint, checkpoints_of, is_old
 from fedsieve.engines.manifest import Mark, fault_of, is_proved
 
 State: TypeAlias = Literal["whole", "damaged", "unproved"]
@@ -102,10 +102,7 @@ class _Verifier:
             is_whole = False
         if is_whole:
             return self._add("config.toml", "whole")
-        is_old = is_whole is None and not any(
-            checkpoint.is_provable for checkpoint in checkpoints_of(self._folder)
-        )
-        if is_old:
+        if is_old(self._folder):
             return self._add("config.toml", "unproved", "it does not end in its own hash")
         return self._add("config.toml", "damaged", "is damaged, missing or was changed")
 
@@ -127,8 +124,8 @@ class _Verifier:
         try:
             marks = checkpoint.marks()
         except ResumeError as error:
-            is_old = not checkpoint.is_provable and self._files["config.toml"].state == "unproved"
-            check.state, check.why = "unproved" if is_old else "damaged", str(error)
+            check.state = "unproved" if is_old(self._folder) else "damaged"
+            check.why = str(error)
             self._add(name, check.state, str(error).split(" ", 1)[1])
             return check
         self._add(name, "whole")
