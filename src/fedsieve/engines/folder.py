@@ -63,6 +63,7 @@ class RunFolder:
         self._lines = {name: Hasher() for name in LINES}
         self._reached = {name: lines.mark for name, lines in self._lines.items()}  # whole rounds
         self._records: dict[str, Mark] = {}
+        self._is_rooted = False
 
     @property
     def is_begun(self) -> bool:
@@ -179,8 +180,10 @@ class RunFolder:
         files[manifest.NAME] = manifest.pack(marks | self._reached | self._records)
         for name, data in files.items():
             disk.write(fresh / name, data)
-        for folder in (fresh, self.path):
-            disk.sync(folder)
+        disk.sync(fresh)
+        if not self._is_rooted:
+            disk.sync(self.path)  # the names of files that were made since
+            self._is_rooted = True
         disk.rename(fresh, target.path)
         disk.sync(self._checkpoints)
         found = checkpoints_of(self.path)
