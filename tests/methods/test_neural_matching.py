@@ -231,7 +231,13 @@ def test_matching_beats_the_mean_of_differently_started_networks():
     ("settings", "words"),
     [
         ({"model": "resnet8"}, "normalises"),
-        ({"model": "lenet5_caffe", "dataset": "mnist"}, "has no bias"),
+        (
+            {
+                "model": "lenet5_caffe",
+                "dataset": "elsewhere(owners=4, shape=[28, 28, 1], outputs=10)",
+            },
+            "has no bias",
+        ),
         ({"model": "linear(bias=true)"}, "no hidden layer"),
         ({"width_shares": [1.5]}, "width_shares"),
         ({"width_shares": []}, "width_shares"),
