@@ -38,7 +38,8 @@ from fedsieve.engines.site import Site
 from fedsieve.job import build
 from fedsieve.models.zoo import read_model
 from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
-from fedsieve.wire.precision import GROUP, Precision
+from fedsieve.wire import Precision
+from fedsieve.wire.precision import GROUP
 from fedsieve.wire.schema import schema_of
 from rounds import WORKLOADS, by_fedsieve
 

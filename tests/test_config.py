@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedsieve
-from fedsieve.config import SETTINGS, Config, field_notes, make, method_options, to_toml
+from fedsieve.config import SETTINGS, field_notes, make, method_options, to_toml
 from fedsieve.core.errors import ConfigError, DataError, FedsieveError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import registered
@@ -49,6 +49,11 @@ def test_nonsense_settings_raise_only_our_errors(method, data):
     ("bad", "words"),
     [
         ({"rounds": -1}, "rounds=-1"),
+        ({"rounds": "1e21"}, "must be >= 1 and <= 9999999"),
+        ({"save_messages": -1}, "save_messages=-1"),
+        ({"save_messages": [3, 0]}, "save_messages=0"),
+        ({"lr": 1e30}, r"lr=1e\+30: must be <= 1000"),
+        ({"method": "fedopt", "server_lr": "1e4"}, "server_lr=10000.0: must be <= 1000"),
         ({"rounds": 1.5}, "rounds=1.5"),
         ({"rounds": "many"}, "whole number"),
         ({"rounds": True}, "whole number"),
@@ -70,7 +75,7 @@ def test_a_bad_setting_is_named(bad, words):
 
 
 def test_every_setting_and_option_says_what_it_is():
-    assert set(field_notes(Config)) >= set(SETTINGS)
+    assert all(known.about.endswith(".") for known in SETTINGS.values())
     for cls in registered().values():
         assert set(field_notes(cls)) >= set(method_options(cls)), cls
 

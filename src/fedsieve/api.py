@@ -23,10 +23,8 @@ from fedsieve.job import Job, build, canonical
 from fedsieve.ledger.rows import Row
 from fedsieve.loop import OpenEngine, local_engine, open_rounds
 from fedsieve.result import Result, global_model, summarise
+from fedsieve.settings import RESUMABLE
 
-RESUMABLE = {
-    "rounds", "workers", "checkpoint_every", "state_ram_mb", "data_root", "save_messages",
-}  # fmt: skip
 REPLAYABLE = {"dataset", "data_root", "workers"}
 
 

@@ -19,9 +19,9 @@ from fedsieve.core.errors import DataError
 from fedsieve.core.method import method_class
 from fedsieve.job import canonical
 from fedsieve.ledger.rows import Evaluation, Row, Summary
+from fedsieve.settings import INDIFFERENT
 
 T = TypeVar("T")
-INDIFFERENT = ("workers", "checkpoint_every", "state_ram_mb", "data_root", "save_messages")
 
 
 class Record(NamedTuple):

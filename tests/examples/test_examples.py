@@ -121,7 +121,7 @@ def test_commands_of_the_read_me_work_in_order(
         if words[0] in {"deploy", "node"}:
             continue  # they wait for each other; tests/e2e runs them
         short = [*words, "--rounds", "1", "--quiet"] if words[0] == "run" else words
-        result = CliRunner().invoke(application(short[:1]), short, catch_exceptions=False)
+        result = CliRunner().invoke(application(), short, catch_exceptions=False)
         assert result.exit_code == 0, (words, result.output)
 
 

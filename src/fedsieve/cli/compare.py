@@ -1,17 +1,18 @@
 """`fedsieve compare`: finished runs side by side."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsieve.library import read_run
-from fedsieve.report.budget import AXES, METRICS, Figure
-from fedsieve.report.compare import Comparison, Reached, compare, group
-from fedsieve.report.curves import draw
+if TYPE_CHECKING:
+    from fedsieve.report.budget import Figure
+    from fedsieve.report.compare import Comparison, Reached
 
 UNITS = {"bytes": 1e6, "paper_bytes": 1e6}
 TITLES = {
@@ -47,6 +48,10 @@ def compare_runs(
     fedsieve compare runs/library/* --reach 0.85 --json
     ```
     """
+    from fedsieve.library import read_run
+    from fedsieve.report.compare import compare, group
+    from fedsieve.report.curves import draw
+
     records = [read_run(path) for path in runs]
     found = compare(records, reach, anyway=anyway)
     paths = [] if out is None else draw(group(records)[0], found.score, out)
@@ -94,6 +99,8 @@ def plain(text: str) -> str:
 
 
 def _print(found: Comparison) -> None:
+    from fedsieve.report.budget import AXES
+
     page = console()
     table = narrow(f"final {found.score}", "n", "trials", "global", "local", "density")
     for line in found.lines:
@@ -120,6 +127,8 @@ def _print(found: Comparison) -> None:
 
 
 def _budgets(page: Console, found: Comparison, axis: str) -> None:
+    from fedsieve.report.budget import METRICS
+
     cells = [cell for cell in found.budgets if cell.axis == axis]
     if not cells:
         return

@@ -9,10 +9,10 @@ from fedsieve.core.method import AnyMethod
 from fedsieve.engines.recall import MaskTable, recall, remember
 from fedsieve.engines.site import Reply
 from fedsieve.ledger.bytes import Sent
+from fedsieve.wire import Precision
 from fedsieve.wire.codec import Bools, Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
-from fedsieve.wire.precision import Precision
 from fedsieve.wire.schema import Hash, schema_of, unpacked
 
 KEPT_SCHEMAS = 8  # of each direction of a link

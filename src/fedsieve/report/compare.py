@@ -13,9 +13,10 @@ from fedsieve.config import SETTINGS
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.options import spell
 from fedsieve.ledger.rows import last
-from fedsieve.library import INDIFFERENT, Record, run_hash
+from fedsieve.library import Record, run_hash
 from fedsieve.report import budget
 from fedsieve.report.budget import AXES, METRICS, SHARES, Figure, figure
+from fedsieve.settings import INDIFFERENT
 
 TUNING_FILE = "tuning.json"
 

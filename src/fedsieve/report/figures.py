@@ -18,7 +18,8 @@ from fedsieve.data.partition import Share, describe
 from fedsieve.engines.folder import kept_supports
 from fedsieve.job import split_data
 from fedsieve.ledger.bytes import Sent, Traffic
-from fedsieve.library import INDIFFERENT, Record, read_run
+from fedsieve.library import Record, read_run
+from fedsieve.settings import INDIFFERENT
 from fedsieve.wire.inspect import inspect, read_frame
 
 MOST_RUNS = 24
