@@ -1,6 +1,7 @@
 """A job: a configuration with everything it names, loaded, split and built."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo import read_model
 
 DEFAULT_CLIENTS, DEFAULT_COHORT = 20, 10
+log = logging.getLogger("fedsieve")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def build(
         federation = federation.pooled()
     everyone = federation.num_clients
     cohort = everyone if method.asks_all else min(config.cohort or DEFAULT_COHORT, everyone)
+    if config.cohort not in {None, cohort}:
+        log.warning("cohort=%d is not used: %s.", config.cohort, _why_all(method, everyone))
     complete = dataclasses.replace(
         config,
         model=model_name,
@@ -108,6 +112,14 @@ def split_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset,
     clients = config.clients or (None if isinstance(how, Natural) else DEFAULT_CLIENTS)
     partition = split(dataset, how, clients, fold(config.seed, "partition"), config.validation)
     return dataset, str(spell(how)), partition
+
+
+def _why_all(method: AnyMethod, everyone: int) -> str:
+    if method.pools_data:
+        return "this method trains on all data in one place"
+    if method.asks_all:
+        return f"this method asks every client in every round, all {everyone} take part"
+    return f"there are no more than {everyone} clients, all take part"
 
 
 def _partition_name(config: Config, dataset: Dataset) -> str:
