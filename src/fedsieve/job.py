@@ -2,15 +2,18 @@
 
 import dataclasses
 import logging
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 import fedsieve.methods  # noqa: F401 - registers the methods
 from fedsieve.config import Config, method_options
-from fedsieve.core.errors import ConfigError
+from fedsieve.core.errors import ConfigError, DataError, ModelError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import AnyMethod, method_class
 from fedsieve.core.options import construct, read, spell
@@ -62,6 +65,7 @@ def build(
         choice = read_model(_model_choice(config, dataset))
         model_name = spell(choice)
         factory = lambda: choice.build(dataset.input_shape, dataset.num_outputs)  # noqa: E731
+        _refuse_giant(factory, model_name)
     if config.init_from is not None:
         factory = started_from(Path(config.init_from), factory)
     task = ModelTask(
@@ -104,7 +108,10 @@ def split_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset,
     """The data of a configuration, the full name of its partition, and the split itself."""
     if dataset is None:
         root = None if config.data_root is None else Path(config.data_root)
-        dataset = load(config.dataset, root, fold(config.seed, "dataset"))
+        try:
+            dataset = load(config.dataset, root, fold(config.seed, "dataset"))
+        except MemoryError as error:
+            raise DataError(f"data set {config.dataset}: {error}. Choose a smaller one.") from error
     else:
         dataset.check()
     dataset = dataset.scaled(config.input_scale)
@@ -112,6 +119,25 @@ def split_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset,
     clients = config.clients or (None if isinstance(how, Natural) else DEFAULT_CLIENTS)
     partition = split(dataset, how, clients, fold(config.seed, "partition"), config.validation)
     return dataset, str(spell(how)), partition
+
+
+def _refuse_giant(build: Callable[[], nn.Module], name: str) -> None:
+    """Refuse a model whose weights alone are more than the memory of this machine."""
+    try:
+        with torch.device("meta"):  # nothing is allocated
+            needed = sum(p.numel() * p.element_size() for p in build().parameters())
+    except (RuntimeError, TypeError) as error:
+        if "verflow" not in str(error):
+            raise
+        needed = sys.maxsize
+    there = sys.maxsize
+    if hasattr(os, "sysconf"):
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed >= there:
+        raise ModelError(
+            f"model {name}: its weights take {needed / 1e9:.3g} GB, this machine has "
+            f"{there / 1e9:.3g} GB of memory. Choose a smaller one."
+        )
 
 
 def _why_all(method: AnyMethod, everyone: int) -> str:

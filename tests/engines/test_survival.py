@@ -1,5 +1,7 @@
 """Nothing is lost: kill -9, Ctrl-C, crashes and half-written files, on real processes."""
 
+import errno
+import itertools
 import json
 import os
 import signal
@@ -14,8 +16,8 @@ from safetensors.torch import load_file
 import fedsieve
 from fedsieve.config import read_toml
 from fedsieve.core import tree
-from fedsieve.core.errors import ResumeError, RoundError
-from fedsieve.engines import rounds
+from fedsieve.core.errors import ResumeError, RoundError, StorageError
+from fedsieve.engines import blob, rounds
 from fedsieve.engines.folder import RunFolder
 from fedsieve.ledger.rows import Row
 from small import SETTINGS, steady
@@ -218,3 +220,27 @@ def test_an_end_in_the_middle_of_a_round_leaves_a_folder_that_resumes_to_the_sam
     assert stopped.summary.stopped == "after round 2 of 4"
     resumed = fedsieve.run(out=folder, resume=True)
     assert resumed.summary.model_hash == fedsieve.run(**settings).summary.model_hash
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local_only"])
+@pytest.mark.parametrize("writes", [1, 4, 7])
+def test_a_full_disk_ends_in_one_sentence_and_the_run_goes_on_with_room(
+    method, writes, tmp_path, monkeypatch
+):
+    settings, folder = SETTINGS | {"method": method, "checkpoint_every": 1}, tmp_path / "run"
+    write, count = blob.write, itertools.count()
+
+    def full(path, data):
+        if next(count) >= writes:
+            path.with_name(path.name + ".tmp").write_bytes(data[:10])
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blob, "write", full)
+        with pytest.raises(StorageError, match=r"No space left on device.*--resume"):
+            fedsieve.run(**settings, out=folder)
+    assert not (folder / "result.json").exists()
+    resumed, whole = fedsieve.run(out=folder, resume=True), fedsieve.run(**settings)
+    assert resumed.summary.model_hash == whole.summary.model_hash
+    assert steady(resumed.rows) == steady(whole.rows)

@@ -28,6 +28,10 @@ class ResumeError(FedsieveError):
     """A run folder cannot be continued."""
 
 
+class StorageError(FedsieveError):
+    """A run folder cannot be written; what was finished before is kept."""
+
+
 class RoundError(FedsieveError):
     """Too few clients answered; everything done so far is kept."""
 

@@ -9,6 +9,7 @@ Everything in it is there whole or not at all: a run that is killed goes on from
 checkpoint, and rows written after it are cut off and written again. One process writes at a time.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ import msgspec
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedsieve.core.errors import ResumeError
+from fedsieve.core.errors import ResumeError, StorageError
 from fedsieve.core.message import Mask, Params
 from fedsieve.engines import blob
 from fedsieve.engines.post import Link, Links
@@ -33,6 +34,7 @@ from fedsieve.ledger.rows import Row, Summary
 T = TypeVar("T")
 KEPT_CHECKPOINTS = 2
 MOST_SUPPORTS = 40
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 _LINES = ("rounds.jsonl", "messages.jsonl", "evaluations.jsonl")
 
 
@@ -68,13 +70,17 @@ class RunFolder:
         Raises:
             ResumeError: a run is to start afresh in a folder in use, and no result is written over;
                 or another process is at work in it.
+            StorageError: there can be no such folder, or the disk is full.
         """
-        is_used = self.path.exists() and any(self.path.iterdir())
+        try:
+            is_used = self.path.exists() and any(self.path.iterdir())
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
         if is_used and not (resume and self.is_begun):
             raise ResumeError(
                 f"{self.path} is not empty. Continue it with --resume, or choose another --out."
             )
-        self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / "lock")  # given up even by a process that is killed
         try:
             lock.acquire(timeout=0)
@@ -83,11 +89,25 @@ class RunFolder:
                 f"{self.path}: another process is at work on this run. Wait until it has ended or "
                 "stop it, or choose another --out."
             ) from error
+        except OSError as error:
+            raise self._unusable(error) from error
         try:
             blob.write(self.path / "config.toml", config_text.encode())
             yield
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise StorageError(
+                f"{self.path}: cannot be written any more ({error.strerror}). Rounds up to the "
+                "last checkpoint are kept: make room, then continue with --resume."
+            ) from error
         finally:
             lock.release()
+
+    def _unusable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path}: cannot be a run folder ({error.strerror}). Choose another --out."
+        )
 
     def append(self, played: Played) -> None:
         """Add a round; its row is written last."""
