@@ -72,13 +72,9 @@ def test_where_no_shard_has_a_score_there_is_none(tmp_path):
     result = fedsieve.run(dataset=alike, model="linear", rounds=1, out=tmp_path / "run", lr=1e-3)
     assert (result.summary.local_accuracy, result.summary.global_accuracy) == (None, None)
     assert result.summary.loss > 0
-    refused = pytest.fail
-
-    for path in (tmp_path / "run").glob("*.json*"):
-        for line in (
-            path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-        ):
-            json.loads(line, parse_constant=refused)
+    lines = [x for p in (tmp_path / "run").glob("*.jsonl") for x in p.read_text().splitlines()]
+    for text in (*lines, (tmp_path / "run" / "result.json").read_text()):
+        json.loads(text, parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
