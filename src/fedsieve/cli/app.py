@@ -5,16 +5,15 @@ import sys
 import warnings
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from typer.core import TyperGroup
 
 from fedsieve.cli.settings import Command
-from fedsieve.core.errors import FedsieveError, unknown
+from fedsieve.core.errors import ConfigError, FedsieveError, unknown
 
 # Where each command is. Their modules import what is heavy when they are called, so that help,
 # completion and wrong arguments are answered at once.
@@ -42,12 +41,10 @@ COMMANDS = {
 class Commands(TyperGroup):
     """All commands; the nearest one is suggested for a name that is none, once."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            raise click.UsageError(unknown("command", name, self.commands), ctx)
+            raise ConfigError(unknown("command", name, self.commands))
         return super().resolve_command(ctx, args)
 
 

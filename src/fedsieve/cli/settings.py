@@ -6,7 +6,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -63,12 +62,12 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 class Command(TyperCommand):
     """A command; where it takes `--set`, flags it does not know are options of the method."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {flag: p for p in self.params for flag in (*p.opts, *p.secondary_opts)}
         return super().parse_args(ctx, _spelled_out(args, known) if "--set" in known else args)
 
 
-def _spelled_out(args: list[str], known: dict[str, click.Parameter]) -> list[str]:
+def _spelled_out(args: list[str], known: dict[str, Any]) -> list[str]:
     """Arguments with `--target-density 0.2` written as `--set target_density=0.2`."""
     found, rest = list[str](), list(args)
     while rest:
