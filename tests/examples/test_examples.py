@@ -97,7 +97,7 @@ def test_demo_and_tests_are_on_the_first_screen() -> None:
 def test_documented_commands_parse(page: Path) -> None:
     known = typer.main.get_group(application()).commands
     for name, *arguments in commands(page):
-        if name != "--version":
+        if not name.startswith("-"):
             known[name].make_context(name, arguments)
 
 
