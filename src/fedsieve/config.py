@@ -9,6 +9,7 @@ import inspect
 import io
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,7 +17,7 @@ import tomli_w
 
 import fedsieve.methods  # noqa: F401 - registers the methods
 from fedsieve.core.errors import ConfigError, unknown
-from fedsieve.core.method import AnyMethod, method_class
+from fedsieve.core.method import AnyMethod, method_class, registered
 from fedsieve.core.options import coerce, construct, spell
 from fedsieve.settings import SETTINGS, Config
 
@@ -43,17 +44,11 @@ def make(values: dict[str, Any]) -> Config:
     cls = method_class(str(settings.get("method", "fedavg")))
     options = expanded(cls, options)
     known = method_options(cls)
+    where = str(settings.get("method", "fedavg"))
     for name in options:
         if name not in known:
-            raise ConfigError(
-                unknown(
-                    f"setting or {settings.get('method', 'fedavg')} option",
-                    name,
-                    [*SETTINGS, *known],
-                )
-            )
+            raise ConfigError(_no_option(name, where, known))
     hints = get_type_hints(cls)
-    where = settings.get("method", "fedavg")
     options = {n: coerce(v, hints[n], f"{where}: {n}") for n, v in options.items()}
     for name, value in options.items():
         is_rate = name.split("_")[-1] == "lr" and isinstance(value, float)
@@ -61,6 +56,17 @@ def make(values: dict[str, Any]) -> Config:
             raise ConfigError(f"{where}: {name}={value!r}: must be <= {HIGHEST_RATE:g}.")
     plain = {n: v for n, v in settings.items() if v is not None}
     return dataclasses.replace(construct(Config, plain, "config"), options=options)
+
+
+def _no_option(name: str, method: str, known: Iterable[str]) -> str:
+    what = f"setting or {method} option"
+    others = [other for other, cls in registered().items() if name in method_options(cls)]
+    if not others:
+        return unknown(what, name, [*SETTINGS, *known])
+    return (
+        f"unknown {what} {name!r}: it is one of {', '.join(others)}. Choose another --method, or "
+        "leave it out."
+    )
 
 
 def expanded(cls: type[AnyMethod], options: dict[str, Any]) -> dict[str, Any]:

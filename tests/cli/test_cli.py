@@ -101,6 +101,7 @@ def test_an_interrupted_run_exits_with_130(cli, monkeypatch):
         (["--set", "proximl=1"], ["unknown setting or fedavg option 'proximl'"]),
         (["--set", "roundz=1"], ["Did you mean 'rounds'?"]),
         (["--set", "novalue"], ["KEY=VALUE"]),
+        (["--proximal", "1"], ["fedavg option 'proximal': it is one of", "fedprox", "Choose"]),
         (["--proximl", "1"], ["unknown setting or fedavg option 'proximl'"]),
         (["--clients", "many"], ["clients='many'", "a whole number"]),
         (["--wire", "int4"], ["wire='int4'", "'fp32' | 'bf16'"]),

@@ -26,8 +26,8 @@ def run(
     """Run a federated job.
 
     Without arguments: FedAvg on the embedded digits. Settings come from the TOML file, then from
-    the flags. Options of the method (`fedsieve methods NAME`) are flags too: `--proximal 0.1`,
-    `--optimiser "adam(weight_decay=1e-4)"`, or `--set proximal=0.1`.
+    the flags. Options of the method (`fedsieve methods NAME`) are flags too: `--lr 0.05`,
+    `--optimiser "adam(weight_decay=1e-4)"`, or `--set lr=0.05`.
 
     ```
     fedsieve run --method fedprox --rounds 50 --proximal 0.1 --out runs/prox
