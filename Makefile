@@ -57,7 +57,7 @@ format: setup  ## put code in shape
 
 package: setup  ## build wheel and sdist, check them, and use the wheel alone in a fresh environment
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist . > /dev/null
+	$(BIN)/python -m build --outdir dist . > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
 	$(PYTHON) -m venv dist/fresh
 	dist/fresh/bin/pip install --quiet --disable-pip-version-check $(TORCH)
