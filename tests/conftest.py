@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 from hypothesis import settings
 
 from fedsieve.cli.app import main
+from fedsieve.core.keys import fold
+from fedsieve.data.sources import catalogue, load
 
 settings.register_profile("patient", deadline=None)  # a loaded machine is not a failure
 settings.load_profile("patient")
@@ -29,6 +32,20 @@ def data_root():
     if not FILES or not Path(FILES).is_dir():
         pytest.skip(f"no benchmark files: FEDSIEVE_DATA={FILES or ''!r} is not a folder")
     return Path(FILES)
+
+
+@pytest.fixture(scope="session")
+def loaded(data_root):
+    """A data set from its files, read at most once; skips where they are not there."""
+
+    @functools.cache
+    def get(spec):
+        name = spec.partition("(")[0]
+        if not any(line.is_present for line in catalogue(data_root) if line.name == name):
+            pytest.skip(f"no files of {name} under {data_root}")
+        return load(spec, data_root, fold(0, "data"))
+
+    return get
 
 
 def pytest_collection_modifyitems(items):
