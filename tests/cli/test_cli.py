@@ -239,6 +239,7 @@ def imported_by(*arguments, **environment):
         *([name, "--help"] for name in COMMANDS),
         ["rnu"],
         ["run", "--rouns", "3"],
+        ["run", "--rounds", "many"],
         ["compare"],
         ["methods"],
         ["--version"],

@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 from fedsieve.cli import names
 from fedsieve.core.errors import ConfigError
+from fedsieve.core.options import coerce
 from fedsieve.settings import SETTINGS, Config
 
 Given: TypeAlias = dict[str, Any]
@@ -95,10 +96,7 @@ def _spelled_out(args: list[str], known: dict[str, Any]) -> list[str]:
 
 
 def _flag(name: str) -> Any:
-    """The type of a command's parameter for a setting: text as it is, read where all settings are.
-
-    So a flag, a line of TOML and a keyword take the same values and refuse the same ones.
-    """
+    """The type of a command's parameter for a setting: text, read as a line of TOML would be."""
     known, hint = SETTINGS[name], get_type_hints(Config)[name]
     default = getattr(Config, name)
     word = "--" + name.replace("_", "-")
@@ -122,11 +120,15 @@ def _flag(name: str) -> Any:
 
 def _collected(config: Path | None, set_: list[str] | None, given: Given) -> Given:
     """Settings of the file, then of the flags, then of `--set`."""
+    flags = {name: value for name, value in given.items() if value is not None}
+    flags |= dict(map(_pair, set_ or []))
+    hints = get_type_hints(Config)
+    read = {n: coerce(v, hints[n], n) if n in SETTINGS else v for n, v in flags.items()}
+    if config is None:
+        return read
     from fedsieve.config import read_toml
 
-    settings = read_toml(config) if config is not None else {}
-    settings |= {name: value for name, value in given.items() if value is not None}
-    return settings | dict(map(_pair, set_ or []))
+    return read_toml(config) | read
 
 
 def _pair(text: str) -> tuple[str, str]:
