@@ -37,8 +37,8 @@ from fedsieve.engines.inline import Inline
 from fedsieve.engines.site import Site
 from fedsieve.job import build
 from fedsieve.models.zoo import read_model
-from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire import Precision
+from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.precision import GROUP
 from fedsieve.wire.schema import schema_of
 from rounds import WORKLOADS, by_fedsieve
