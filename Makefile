@@ -8,7 +8,7 @@ export FEDSIEVE_DATA ?= $(abspath $(firstword $(wildcard data ../shared/data)))
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix e2e check format package bench bench-wire fuzz docs clean
+.PHONY: help setup demo test test-matrix e2e check format package bench bench-wire fuzz docs screenshot clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,8 +26,8 @@ $(STAMP): $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH)
 	@touch $@
 
-demo: setup  ## dense against sparse on embedded data, in about a minute
-	@$(BIN)/python examples/demo.py
+demo: setup  ## seven methods on embedded data, in about a minute
+	@$(BIN)/fedsieve demo
 
 test: setup  ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
@@ -79,6 +79,9 @@ fuzz: setup  ## a million mutated frames against the decoder (an hour)
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
+
+screenshot: setup  ## docs/figures/report.png from the newest demo's page, or PAGE=...
+	$(BIN)/python benchmarks/screenshot.py $(PAGE)
 
 clean:  ## remove what was built
 	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .matrix

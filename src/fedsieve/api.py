@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedsieve import config as configuration
-from fedsieve.config import Config, expanded, make, to_toml
+from fedsieve.config import expanded, make, to_toml
 from fedsieve.core import masks
 from fedsieve.core.errors import ConfigError, ResumeError
 from fedsieve.core.method import method_class
@@ -22,29 +22,12 @@ from fedsieve.engines.rounds import Played
 from fedsieve.job import Job, build, canonical
 from fedsieve.ledger.rows import Row
 from fedsieve.loop import OpenEngine, local_engine, open_rounds
+from fedsieve.progress import Watcher as Watcher  # noqa: PLC0414 - `fedsieve.api.Watcher` is public
+from fedsieve.progress import view
 from fedsieve.result import Result, global_model, summarise
 from fedsieve.settings import RESUMABLE
 
 REPLAYABLE = {"dataset", "data_root", "workers"}
-
-
-class Watcher:
-    """Follows a run; this one shows nothing. See `cli/progress.py` for those that do."""
-
-    def started(self, config: Config, done: list[Row]) -> None:
-        """The run begins after the rows already `done`."""
-
-    def replied(self, count: int, of: int) -> None:
-        """`count` clients of the cohort have answered."""
-
-    def finished_round(self, row: Row) -> None:
-        """A round is complete."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exit_: object) -> None:
-        """Leave the screen as it was."""
 
 
 def run(
@@ -55,6 +38,7 @@ def run(
     dataset: str | Dataset | None = None,
     model: str | nn.Module | Callable[[], nn.Module] = "auto",
     watcher: Watcher | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Result:
     """Run a federated job.
@@ -66,7 +50,9 @@ def run(
             with the same clients failing or late; only the data set may be named anew.
         dataset: a name (`fedsieve datasets`), `digits` if there is none, or a Dataset of your own.
         model: a name (`fedsieve models`), a module, or a function that makes one.
-        watcher: follows the run.
+        watcher: follows the run, in place of what `progress` would show.
+        progress: show how far the run is: a live bar on a terminal and in a notebook, elsewhere
+            one line for every evaluated round. Unless it is asked for there are no such lines.
         settings: any setting of `Config` or option of the method.
 
     Raises:
@@ -86,7 +72,10 @@ def run(
                 f"{', '.join(sorted(REPLAYABLE))} (and --out)."
             )
         own = dataset if isinstance(dataset, Dataset) else None
-        return _replayed(Path(replay), folder, watcher, changed, own)
+        if watcher is not None:
+            return _replayed(Path(replay), folder, watcher, changed, own)
+        with view(is_wanted=progress) as shown:
+            return _replayed(Path(replay), folder, shown, changed, own)
     if resume:
         named = settings_of(folder, named)
     config = make(named)
@@ -96,7 +85,10 @@ def run(
             dataset if isinstance(dataset, Dataset) else None,
             None if isinstance(model, str) else model,
         )
-        return play(job, folder, resume=resume, watcher=watcher or Watcher())
+        if watcher is not None:
+            return play(job, folder, resume=resume, watcher=watcher)
+        with view(is_wanted=progress) as shown:
+            return play(job, folder, resume=resume, watcher=shown)
 
 
 def play(
@@ -150,13 +142,13 @@ def play(
             if folder:
                 folder.save(position, stores)
                 folder.finish(summary, model)
-    return Result(summary, rows, model, config)
+    return Result(summary, rows, model, config, folder.path if folder else None)
 
 
 def _replayed(
     path: Path,
     folder: RunFolder | None,
-    watcher: Watcher | None,
+    watcher: Watcher,
     changed: dict[str, Any],
     dataset: Dataset | None,
 ) -> Result:
@@ -167,7 +159,7 @@ def _replayed(
     config = make(configuration.read_toml(path / "config.toml") | changed)
     with one_thread():
         job = build(replace(config, rounds=len(rows) or config.rounds), dataset)
-        return play(job, folder, resume=False, watcher=watcher or Watcher(), record=rows)
+        return play(job, folder, resume=False, watcher=watcher, record=rows)
 
 
 @contextmanager

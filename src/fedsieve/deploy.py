@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from fedsieve import api, traffic
-from fedsieve.api import Watcher, one_thread, settings_of
+from fedsieve.api import one_thread, settings_of
 from fedsieve.config import make, to_toml
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.options import in_range
@@ -43,6 +43,7 @@ from fedsieve.engines.remote.signature import Public, read_private, read_public
 from fedsieve.engines.store import Receipt, Stores, open_stores
 from fedsieve.job import Job, build
 from fedsieve.loop import Engine
+from fedsieve.progress import Watcher
 from fedsieve.result import Result
 
 log = logging.getLogger("fedsieve")

@@ -2,16 +2,22 @@
 
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from torch import nn
+
+from fedsieve import api
+from fedsieve.config import make
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
+from fedsieve.data.dataset import Dataset
 from fedsieve.engines.evaluate import evaluate
 from fedsieve.engines.rounds import Played
-from fedsieve.job import Job
+from fedsieve.job import Job, build
 from fedsieve.loop import open_rounds
 from fedsieve.wire.inspect import inspect
 
@@ -49,6 +55,31 @@ class Forecast:
     client_memory_bytes: int  # weights, working copy, gradient, moments and one mini-batch
     client_state_bytes: int  # kept for each client between rounds
     density: float
+
+
+def plan(
+    *,
+    dataset: str | Dataset | None = None,
+    model: str | nn.Module | Callable[[], nn.Module] = "auto",
+    **settings: Any,
+) -> Forecast:
+    """What `fedsieve.run` with these settings will cost, from its first rounds, really played.
+
+    Raises:
+        FedsieveError: bad settings, data or models.
+    """
+    named = settings | {
+        "dataset": dataset if isinstance(dataset, str | None) else f"object:{dataset.name}",
+        "model": model if isinstance(model, str) else "object:model",
+    }
+    with api.one_thread():
+        return forecast(
+            build(
+                make({n: v for n, v in named.items() if v is not None}),
+                dataset if isinstance(dataset, Dataset) else None,
+                None if isinstance(model, str) else model,
+            )
+        )
 
 
 def forecast(job: Job) -> Forecast:

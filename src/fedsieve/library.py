@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import safetensors.torch
 
 from fedsieve import api
-from fedsieve.api import Watcher
 from fedsieve.config import Config, make, method_options, read_toml, to_toml
 from fedsieve.core.errors import DataError
 from fedsieve.core.method import method_class
 from fedsieve.job import canonical
 from fedsieve.ledger.rows import Evaluation, Row, Summary
+from fedsieve.progress import Watcher
+from fedsieve.result import Result
 from fedsieve.settings import INDIFFERENT
 
 T = TypeVar("T")
@@ -54,6 +56,18 @@ def read_run(path: Path) -> Record:
     return Record(path, make(read_toml(path / "config.toml")), summary, rows, evaluations)
 
 
+def load(folder: str | Path) -> Result:
+    """The result in a run folder, as `fedsieve.run` gave it.
+
+    Raises:
+        DataError: it is not a run folder, or the run never got to write a result.
+    """
+    path = Path(folder)
+    record, tensors = read_run(path), path / "model.safetensors"
+    model = safetensors.torch.load_file(tensors) if tensors.exists() else None
+    return Result(record.summary, record.rows, model, record.config, path)
+
+
 def run_hash(settings: Mapping[str, Any]) -> str:
     """Twelve hex digits of all that decides a run's result; defaults count as if written out."""
     config = canonical(make(dict(settings)))
@@ -78,7 +92,7 @@ def obtain(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = No
     found = find(settings, root)
     if found is not None:
         return found
-    path = root / run_hash(settings)
+    path, watcher = root / run_hash(settings), watcher or Watcher()
     if (path / "config.toml").exists():  # its hash says that it is the same run
         free = {name: settings[name] for name in INDIFFERENT if name in settings}
         api.run(out=path, resume=True, watcher=watcher, **free)

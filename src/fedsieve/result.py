@@ -5,9 +5,11 @@ import importlib
 import importlib.metadata
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
@@ -15,6 +17,9 @@ from fedsieve.config import Config
 from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.message import Params
+from fedsieve.drawing.html import Markup, duration, size, tag
+from fedsieve.drawing.plot import Plot, plot
+from fedsieve.drawing.svg import Axis, Point, Series
 from fedsieve.engines.rounds import Position
 from fedsieve.engines.store import ClientStore, Receipt
 from fedsieve.job import Job
@@ -23,7 +28,11 @@ from fedsieve.ledger.rows import Row, Summary, best, last
 SCORES = {"classes": "accuracy", "binary": "accuracy", "labels": "micro-F1", "values": "R2"}
 
 
-@dataclass(frozen=True)
+CARD = "display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start"
+ROUND = Axis("round", is_whole=True)
+
+
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run gives back: the same figures as in its folder, and the global model if any."""
 
@@ -31,10 +40,77 @@ class Result:
     rows: list[Row]
     model: Params | None
     config: Config
+    folder: Path | None = None  # where it is kept
+
+    def __repr__(self) -> str:
+        """A short card; everything is in `summary`, `rows`, `model` and `config`."""
+        facts = self._facts()
+        width = max(map(len, facts))
+        return "\n".join([self._title, *(f"  {n:<{width}}  {v}" for n, v in facts.items())])
+
+    def _repr_html_(self) -> str:
+        rows = [tag("tr", tag("th", n), tag("td", v)) for n, v in self._facts().items()]
+        table = tag("table", tag("caption", self._title), *rows)
+        picture = tag("div", Markup(self.plot().svg), style="max-width: 26rem")
+        return tag("div", table, picture, style=CARD)
+
+    def plot(self, against: Literal["bytes", "rounds"] = "bytes") -> Plot:
+        """The score over MB sent both ways on a logarithmic axis, or over rounds.
+
+        In a notebook it shows itself; `plot().save("curve.svg")` writes it. Runs beside each other:
+        `fedsieve.compare(a, b).plot()`.
+        """
+        return plot_scores({self.summary.method: (self.summary, self.rows)}, against)
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame; see `fedsieve.report.frames.frame`."""
         return frame(self.rows)
+
+    @property
+    def _title(self) -> str:
+        s = self.summary
+        return f"{s.method} on {s.dataset}: {s.model}, {s.num_clients} clients, {s.partition}"
+
+    def _facts(self) -> dict[str, str]:
+        s = self.summary
+        scores = {"global": s.global_accuracy, "local": s.local_accuracy}
+        known = ", ".join(f"{v:.4f} {n}" for n, v in scores.items() if v is not None)
+        ways = f"up {size(s.up_bytes)}, down {size(s.down_bytes)}"
+        return {
+            "rounds": f"{s.rounds} ({s.stopped}) in {duration(s.seconds)}",
+            s.score: known or "not measured",
+            "density": f"{s.density:.4f}",
+            "sent": f"{size(s.up_bytes + s.down_bytes)} ({ways})",
+            "folder": str(self.folder) if self.folder else "none: give out=...",
+            "hash": s.model_hash,
+        }
+
+
+def plot_scores(
+    runs: Mapping[str, tuple[Summary, Sequence[Row]]],
+    against: Literal["bytes", "rounds"] = "bytes",
+) -> Plot:
+    """Scores of runs by label: the global one, or the local one where there is no global model."""
+    if against not in {"bytes", "rounds"}:
+        raise ConfigError(f"against={against!r}: expected 'bytes' or 'rounds'.")
+    silent = not any(row.up_bytes + row.down_bytes for _, rows in runs.values() for row in rows)
+    by_bytes = against == "bytes" and not silent
+    series, labels, kind = [], {}, "accuracy"
+    for number, (label, (summary, rows)) in enumerate(runs.items()):
+        kind, is_local = summary.score, summary.global_accuracy is None
+        field = "local_accuracy" if is_local else "global_accuracy"
+        sent = accumulate(row.up_bytes + row.down_bytes for row in rows)
+        points = [
+            Point(b / 1e6 if by_bytes else row.round, y,
+                  f"{label}, round {row.round}: {y:.4f} at {size(b)}")
+            for row, b in zip(rows, sent, strict=True)
+            if (y := getattr(row, field)) is not None and (b or not by_bytes)
+        ]  # fmt: skip
+        series.append(Series(number, points))
+        labels[number] = f"{label} (local)" if is_local else label
+    across = Axis("MB sent, both ways (log)", is_log=True) if by_bytes else ROUND
+    words = "over MB sent" if by_bytes else "over rounds"
+    return plot(series, labels, across, Axis(kind), f"{kind} {words}")
 
 
 def frame(rows: Sequence[Row]) -> Any:

@@ -21,7 +21,6 @@ import msgspec
 
 import fedsieve.methods  # noqa: F401 - registers the methods
 from fedsieve import library
-from fedsieve.api import Watcher
 from fedsieve.config import SETTINGS, make
 from fedsieve.core.errors import ConfigError, FedsieveError, RoundError
 from fedsieve.core.method import method_class
@@ -30,6 +29,7 @@ from fedsieve.engines.cores import busy
 from fedsieve.engines.interrupt import Interrupt
 from fedsieve.ledger.rows import Row
 from fedsieve.library import Record
+from fedsieve.progress import Watcher
 from fedsieve.space import split_list
 
 Settings: TypeAlias = dict[str, Any]

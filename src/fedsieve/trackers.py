@@ -15,11 +15,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from fedsieve.api import Watcher
 from fedsieve.config import SETTINGS, Config, to_toml
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.options import spell
 from fedsieve.ledger.rows import Row, best, last
+from fedsieve.progress import Watcher
 
 log = logging.getLogger(__name__)
 MOST_METRICS, MOST_PARAMS = 1000, 100  # that MLflow takes at once

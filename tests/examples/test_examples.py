@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -78,15 +79,6 @@ def test_model_of_own_module_scores_outside_as_in_the_run(
     assert inside.split()[-1] == outside.split()[-1]
 
 
-def test_demo_can_be_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    demo = importlib.import_module("demo")
-    demo.main(rounds=1, runs=tmp_path)
-    demo.main(rounds=1, runs=tmp_path)
-    assert "fediter_ht" in capsys.readouterr().out
-    folders = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/*"))
-    assert folders == [f"demo-{n}/{m}" for n in (1, 2) for m in ("fedavg", "fediter_ht")]
-
-
 def test_demo_and_tests_are_on_the_first_screen() -> None:
     screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:30])
     assert "make demo" in screen
@@ -138,3 +130,18 @@ def test_every_setting_is_in_the_guide() -> None:
         r"^\| `(\w+)` \|", (ROOT / "docs/guide/run.md").read_text(), re.MULTILINE
     )
     assert set(SETTINGS) <= set(described)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/notebooks").glob("*.py")))
+def test_notebooks_run_from_top_to_bottom(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FEDSIEVE_ROUNDS", "1")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cells = re.split(r"^# %%", path.read_text(), flags=re.MULTILINE)[1:]
+    assert sum(cell.startswith(" [markdown]") for cell in cells) >= 3
+    scope: dict[str, object] = {"__name__": "__main__"}
+    for cell in cells:
+        exec(compile(cell.removeprefix(" [markdown]"), path, "exec"), scope)
+    shown = [value for value in scope.values() if hasattr(value, "_repr_html_")]
+    assert len(shown) >= 1

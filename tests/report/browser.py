@@ -22,7 +22,7 @@ FRAME = """<!DOCTYPE html><body><iframe id="page" width="{width}" height="900" s
 LISTEN = """<script>const errors = [];
 addEventListener("error", (e) => errors.push(String(e.message)));
 console.error = (...words) => errors.push(words.join(" "));</script>"""
-WALK = """  // point at a curve, step on, leave, step over a heat map, use every button
+WALK = """  // count columns, open all, point at a curve, step over a heat map, use every button
 const tip = document.getElementById("tip");
 const say = () => (tip.hidden ? "" : tip.textContent);
 const at = (x, y, to) => to.dispatchEvent(new PointerEvent(
@@ -31,6 +31,14 @@ const press = (to, key) => to.dispatchEvent(
   new KeyboardEvent("keydown", {key, bubbles: true}));
 const seen = {width: innerWidth, errors};
 seen.scroll = document.documentElement.scrollWidth;
+seen.columns = [...document.querySelectorAll(".overview thead th")].filter(
+  (head) => head.getBoundingClientRect().width).length;
+const fits = document.querySelector(".overview").parentElement;
+seen.fits = fits.scrollWidth <= fits.clientWidth;
+const open = () => document.querySelectorAll("details.part[open]").length;
+seen.closed = open();
+document.getElementById("open").click();
+seen.opened = open();
 const chart = document.querySelector(".curves");
 const box = chart.querySelectorAll("circle")[1].getBoundingClientRect();
 at(box.left + 2, box.top + 2, chart);

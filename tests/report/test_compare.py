@@ -6,12 +6,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from fedsieve.cli.compare import compare_runs
 from fedsieve.config import make, to_toml
 from fedsieve.core.errors import ConfigError
+from fedsieve.drawing import text
 from fedsieve.ledger.rows import Row, Summary, best, last
 from fedsieve.library import Record, read_run
 from fedsieve.report import budget
+from fedsieve.report.answer import Candidate, answer
 from fedsieve.report.budget import AXES, figure
 from fedsieve.report.compare import compare, group
 from fedsieve.report.curves import curve, draw
@@ -206,6 +210,11 @@ def test_the_command_prints_draws_and_speaks_json(cli, tmp_path):
     two = folder(silent, tmp_path / "two")
     code, out, err = cli("compare", one, two, "--out", tmp_path / "figures")
     assert code == 0, err
+    assert out.startswith("fedavg is best: 0.500 accuracy with 200 B. The cheapest is local_only")
+    assert "not in the picture, as nothing is sent: local_only" in out
+    assert "equal MB" not in out
+    code, out, err = cli("compare", one, two, "--all")
+    assert code == 0, err
     assert "equal MB" in out
     assert "to reach local 0.3800" in out  # 0.95 * 0.4, the best of both
     for name in ("accuracy_mb", "accuracy_flops", "density_rounds", "pareto"):
@@ -214,8 +223,82 @@ def test_the_command_prints_draws_and_speaks_json(cli, tmp_path):
     code, out, _ = cli("compare", one, two, "--json")
     found = json.loads(out)
     assert [line["method"] for line in found["lines"]] == ["fedavg", "local_only"]
-    assert found["pareto_metric"] == "local_accuracy"
+    assert found["pareto"] == ["local_only", "fedavg"]  # nothing for 0.4, 200 bytes for 0.5
     assert cli("compare", tmp_path / "nothing")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("candidates", "sentence"),
+    [
+        ([], "No run has a score yet."),
+        ([Candidate("a", 0.5, 2e6)], "a reaches 0.500 accuracy with 2.00 MB."),
+        (  # within two points of the best, at a fraction of its bytes
+            [Candidate("fedavg", 0.983, 15e6), Candidate("ht", 0.97, 2.25e6)],
+            (
+                "ht reaches 0.970 accuracy with 2.25 MB, 15 % of fedavg's bytes, 1.3 points below "
+                "the best (fedavg 0.983)."
+            ),
+        ),
+        (
+            [Candidate("fedavg", 0.983, 15e6), Candidate("s", 0.9, 15e4, is_local=True)],
+            (
+                "fedavg is best: 0.983 accuracy with 15.00 MB. The cheapest is s: 0.900 local with "
+                "150.0 kB, 8.3 points below."
+            ),
+        ),
+        (
+            [Candidate("fedavg", 0.983, 15e6), Candidate("s", 0.99, 15e4, is_local=True)],
+            "s is best and cheapest: 0.990 local accuracy with 150.0 kB, 1.0 % of fedavg's bytes.",
+        ),
+        (  # more than two points is not as good
+            [Candidate("fedavg", 0.983, 15e6), Candidate("b", 0.99, 30e6), Candidate("c", 0.9, 1)],
+            "fedavg reaches 0.983 accuracy with 15.00 MB, 0.7 points below the best (b 0.990).",
+        ),
+    ],
+)
+def test_the_answer_names_the_cheapest_run_that_is_as_good_as_the_best(candidates, sentence):
+    assert answer(candidates, "fedavg", "accuracy") == sentence
+
+
+def test_shares_are_of_plain_fedavgs_total():
+    runs = [
+        record([row(1, 0.5, up=10, down=10)], path="a", wire="int8"),
+        record([row(1, 0.5, up=60, down=40)], path="b"),
+        record([row(1, 0.9, up=5, down=0)], path="c", method="fedprox"),
+    ]
+    found = compare(runs)
+    assert found.base == found.lines[1].label
+    assert [line.share for line in found.lines] == [0.2, 1.0, 0.05]
+    assert compare(runs[2:]).base is None  # nothing to be a share of
+    other = record([row(1, 0.4, up=5, down=5)], path="d", method="fedmedian")
+    assert compare([runs[2], other]).base == "fedprox"  # without FedAvg, the best
+
+
+def test_a_picture_in_characters_has_every_curve_within_its_width():
+    series = [[(0.01, 0.2), (0.1, 0.9)], [(1.0, 0.5)], []]
+    lines = ["".join(mark.text for mark in line) for line in text.curves(series, "sent", 40, 8)]
+    assert max(map(len, lines)) <= 40
+    places = {m: (i, line.index(m)) for m in "aAB" for i, line in enumerate(lines) if m in line}
+    assert places["A"][0] == 0 < places["B"][0] < places["a"][0] == 7
+    gaps = [places["A"][1] - places["a"][1], places["B"][1] - places["A"][1]]
+    assert abs(gaps[0] - gaps[1]) <= 1  # a decade is a decade
+    assert text.curves([[], []], "MB") == []
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_nothing_wraps_on_a_narrow_terminal(width, tmp_path, capsys, monkeypatch):
+    plain = folder(run_of(0.4, 0.5, lr=0.25), tmp_path / "one")
+    other = folder(run_of(0.4, 0.6, wire="int8", error_feedback=True), tmp_path / "two")
+    slim = Console(width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr("fedsieve.cli.compare.console", lambda: slim)
+    compare_runs([plain, other])
+    out = capsys.readouterr().out
+    picture, table = out[out.index("│") - 4 : out.index(" *")].split("MB sent (log)")
+    assert max(map(len, picture.splitlines())) < width
+    (last,) = [line for line in out.splitlines() if line.startswith("B")]
+    assert last.split()[0] == "B"
+    assert "0.6000" in last
+    assert "…" not in table
 
 
 @pytest.mark.parametrize("command", ["compare", "sweep", "tune"])

@@ -12,11 +12,12 @@ import torch
 import fedsieve
 from fedsieve.config import make, read_toml
 from fedsieve.core.errors import ConfigError, DataError
+from fedsieve.drawing import svg
+from fedsieve.drawing.html import escape, large, size, tag
 from fedsieve.engines.folder import RunFolder
 from fedsieve.job import split_data
-from fedsieve.report import figures, page, svg
+from fedsieve.report import figures, page
 from fedsieve.report.checks import warnings
-from fedsieve.report.html import escape, large, size, tag
 from report import browser
 from report.browser import Elements
 from small import SETTINGS
@@ -64,6 +65,36 @@ def test_the_page_stands_alone_and_is_small(written, elements):
     assert links
     assert all(link.startswith("#") and link[1:] in ids for link in links)
     assert [p.name for p in written.parent.iterdir()] == ["report.html"]  # no temporary left
+
+
+def test_the_page_begins_with_the_answer_and_every_run_is_in_its_curve(runs, tmp_path):
+    personal = SETTINGS | {"method": "spafl", "rounds": 2}
+    fedsieve.run(**personal, out=tmp_path / "personal")
+    silent = SETTINGS | {"method": "local_only", "rounds": 2}
+    fedsieve.run(**silent, out=tmp_path / "silent")
+    folders = [*runs, tmp_path / "personal", tmp_path / "silent"]
+    text = page.write(folders, tmp_path / "report.html").read_text()
+    top = text[text.index('id="answer"') : text.index("</section>")]
+    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    sent = [r["up_bytes"] + r["down_bytes"] for r in results]
+    for number, share in enumerate(sent):
+        assert f'data-value="{share}"' in top
+        assert f'data-value="{share / sent[0]}"' in top  # totals against FedAvg's total
+        assert f'data-run="{number}"' in top
+    assert "which sends nothing" in top
+    assert top.count("<sup") == 2
+    assert top.count("<table") == 1
+    assert 0 < top.index('class="answer"') < top.index("<svg") < top.index("<table")
+
+
+def test_only_shared_settings_are_side_by_side(runs, written):
+    text = written.read_text()
+    settings = text[text.index('id="settings"') : text.index('id="density"')]
+    shared, *own = settings.split("<caption>")[1:]
+    assert shared.startswith("Settings that differ")
+    assert ">lr</th>" in shared  # 0.1 and 0.01
+    assert "target_density" not in shared
+    assert [o.split(":")[0] for o in own if "target_density" in o] == ["fediter_ht"]
 
 
 def test_the_summary_equals_result_json(runs, elements):
@@ -281,11 +312,14 @@ def test_it_works_in_a_browser(width, written, tmp_path):
     assert seen["errors"] == []
     assert seen["width"] == width
     assert seen["scroll"] <= width
-    assert re.fullmatch(r"fedavg, round 2: \d+\.\d %", seen["hover"])
+    assert seen["columns"] == (5 if width == 1280 else 4)
+    assert seen["fits"]
+    assert (seen["closed"], seen["opened"]) == (0, 11)
+    assert re.fullmatch(r"fedavg, round 2: \d+\.\d % at \d+\.\d kB", seen["hover"])
     assert seen["inside"]
-    assert re.fullmatch(r"fedavg, round 3: \d+\.\d %", seen["next"])
+    assert re.fullmatch(r"fedavg, round 3: \d+\.\d % at \d+\.\d kB", seen["next"])
     assert not seen["gone"]
     assert re.fullmatch(r"round 1, round 2: overlap 0\.\d{3}", seen["cell"])
     assert (seen["before"], seen["after"]) == ([False, True], [True, False])
-    assert seen["off"] == 9  # 6 pictures of scores, density, loss, clients
+    assert seen["off"] == 10  # the answer's curve, 6 of scores, density, loss, clients
     assert seen["light"] != seen["dark"]

@@ -30,6 +30,7 @@ COMMANDS = {
     "export": "export.export",
     "report": "report.report",
     "compare": "compare.compare_runs",
+    "demo": "demo.demo",
     "sweep": "sweep.run_sweep",
     "tune": "tune.run_tune",
     "deploy": "deploy.deploy",

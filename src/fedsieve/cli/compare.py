@@ -1,7 +1,5 @@
 """`fedsieve compare`: finished runs side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,11 +7,15 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from fedsieve.report.budget import Figure
-    from fedsieve.report.compare import Comparison, Reached
+    from fedsieve.report.compare import Comparison, Group, Reached
 
+NARROWEST = 30  # that a picture can be
+METRICS = ("global_accuracy", "local_accuracy")
+COLOURS = ("cyan", "red", "green", "magenta", "yellow", "blue", "white", "bright_red")
 UNITS = {"bytes": 1e6, "paper_bytes": 1e6}
 TITLES = {
     "bytes": "MB", "paper_bytes": "paper MB", "flops_ideal": "ideal MACs",
@@ -35,30 +37,44 @@ def compare_runs(
     out: Annotated[
         Path | None, typer.Option(help="Folder for figures (SVG and PNG); needs matplotlib.")
     ] = None,
+    all_: Annotated[
+        bool,
+        typer.Option("--all", help="Also equal bytes, FLOPs and rounds, and costs of a score."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="All figures as one JSON line.")] = False,
 ) -> None:
-    """Compare runs at equal communication, equal FLOPs and equal rounds.
+    """Compare runs: which is best, at what cost.
 
-    A score at a budget is the last one measured at or before it; budgets are the largest that all
-    runs reach, its half and its quarter. Seeds of one configuration are put together as mean +-
-    standard deviation. `trials` is how many settings `fedsieve tune` tried for the method.
+    A sentence, a curve and a table. Seeds of one configuration are put together as mean ±
+    standard deviation. `--all` adds scores at equal communication, FLOPs and rounds (the last one
+    measured at or before a budget; budgets are the largest that all runs reach, its half and its
+    quarter) and what it took to reach a score.
 
     ```
-    fedsieve compare runs/avg-0 runs/avg-1 runs/sparse-0 runs/sparse-1 --out figures
+    fedsieve compare runs/demo-1/*/
+    fedsieve compare runs/avg-0 runs/avg-1 runs/sparse-0 runs/sparse-1 --all --out figures
     fedsieve compare runs/library/* --reach 0.85 --json
     ```
     """
+    # torch takes seconds: help and wrong options are answered before.
     from fedsieve.library import read_run
     from fedsieve.report.compare import compare, group
     from fedsieve.report.curves import draw
 
     records = [read_run(path) for path in runs]
-    found = compare(records, reach, anyway=anyway)
-    paths = [] if out is None else draw(group(records)[0], found.score, out)
+    found, groups = compare(records, reach, anyway=anyway), group(records)[0]
+    paths = [] if out is None else draw(groups, found.score, out)
     if json:
         typer.echo(msgspec.json.encode(found).decode())
         return
-    _print(found)
+    page = console()
+    _print(page, found, groups)
+    if all_ or reach is not None:
+        _print_all(page, found)
+    else:
+        typer.echo("--all: scores at equal bytes, FLOPs and rounds, and what a score costs")
+    for warning in found.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     for path in paths:
         typer.echo(str(path))
 
@@ -77,14 +93,14 @@ def narrow(*columns: str) -> Table:
     return table
 
 
-def score(value: Figure | None) -> str:
+def score(value: "Figure | None") -> str:
     """A share with four digits, and its spread over seeds."""
     if value is None:
         return "-"
     return f"{value.mean:.4f}" + (f"±{value.spread:.4f}" if value.spread else "")
 
 
-def number(value: Figure | None, unit: float = 1.0) -> str:
+def number(value: "Figure | None", unit: float = 1.0) -> str:
     """A quantity with four digits, and its spread over seeds where it would show in them."""
     if value is None:
         return "-"
@@ -98,37 +114,74 @@ def plain(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def _print(found: Comparison) -> None:
-    from fedsieve.report.budget import AXES
+def _print(page: Console, found: "Comparison", groups: "list[Group]") -> None:
+    from fedsieve.drawing import text
+    from fedsieve.report.answer import percent
+    from fedsieve.report.curves import against_bytes
 
-    page = console()
+    page.print(found.answer, markup=False, highlight=False)
+    series, silent = against_bytes(groups)
+    wide = max(min(page.width, 80) - 1, NARROWEST)
+    for drawn in text.curves(series, f"{found.score} over MB sent (log)", wide):
+        page.print(Text.assemble(*((m.text, _colour(m.curve)) for m in drawn)), no_wrap=True)
+    with_seeds = any(len(line.seeds) > 1 for line in found.lines)
+    is_short = len(found.base or "") <= 12
+    shares = [f"of {found.base}" if is_short else "share"] if found.base else []
+    columns = [found.score, "density", "MB", *shares, *(["n"] if with_seeds else [])]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True, min_width=1)
+    table.add_column("", overflow="fold", min_width=12)
+    for column in columns:
+        table.add_column(plain(column), justify="right", no_wrap=True)
+    for number_, line in enumerate(found.lines):
+        label = plain(line.label) + (" *" if line.label in found.pareto else "")
+        cells = [
+            score(line.score) + ("†" if line.is_local else ""),
+            score(line.density),
+            number(line.spent["bytes"], 1e6),
+            *(["-" if line.share is None else percent(line.share)] if shares else []),
+            *([str(len(line.seeds))] if with_seeds else []),
+        ]
+        table.add_row(Text(text.letter(number_), _colour(number_)), label, *cells)
+    page.print()
+    page.print(table)
+    if len(found.lines) > 1:
+        page.print(" * no other sends as little and scores as well", highlight=False)
+    if any(line.is_local for line in found.lines):
+        page.print(" † no global model: mean over clients of their own models", highlight=False)
+    if not is_short:
+        page.print(plain(f" share: of the bytes of {found.base}"), highlight=False)
+    if silent:
+        page.print(plain(f" not in the picture, as nothing is sent: {', '.join(silent)}"))
+
+
+def _colour(curve: int | None) -> str:
+    return "dim" if curve is None else COLOURS[curve % len(COLOURS)]
+
+
+def _print_all(page: Console, found: "Comparison") -> None:
     table = narrow(f"final {found.score}", "n", "trials", "global", "local", "density")
     for line in found.lines:
         table.add_row(
-            plain(line.label) + (" *" if line.label in found.pareto else ""),
+            plain(line.label),
             str(len(line.seeds)),
             "-" if line.trials is None else str(line.trials),
             *map(score, (line.global_accuracy, line.local_accuracy, line.density)),
         )
+    page.print()
     page.print(table)
-    which = found.pareto_metric.split("_", maxsplit=1)[0]
-    typer.echo(f" * no other sends as little and has as good a {which} score")
     table = narrow("in all", *TITLES.values())
     for line in found.lines:
         table.add_row(plain(line.label), *_spent(line.spent))
     page.print()
     page.print(table)
-    for axis in AXES:
+    for axis in TITLES:
         _budgets(page, found, axis)
     for reached in found.reached:
         _reached(page, found, reached)
-    for warning in found.warnings:
-        typer.echo(f"warning: {warning}", err=True)
 
 
-def _budgets(page: Console, found: Comparison, axis: str) -> None:
-    from fedsieve.report.budget import METRICS
-
+def _budgets(page: Console, found: "Comparison", axis: str) -> None:
     cells = [cell for cell in found.budgets if cell.axis == axis]
     if not cells:
         return
@@ -145,7 +198,7 @@ def _budgets(page: Console, found: Comparison, axis: str) -> None:
     page.print(table)
 
 
-def _reached(page: Console, found: Comparison, reached: Reached) -> None:
+def _reached(page: Console, found: "Comparison", reached: "Reached") -> None:
     which = reached.metric.split("_", maxsplit=1)[0]
     table = narrow(f"to reach {which} {reached.target:.4f}", "reached", *TITLES.values())
     for line in found.lines:
@@ -156,5 +209,5 @@ def _reached(page: Console, found: Comparison, reached: Reached) -> None:
     page.print(table)
 
 
-def _spent(figures: dict[str, Figure | None]) -> list[str]:
+def _spent(figures: "dict[str, Figure | None]") -> list[str]:
     return [number(figures[axis], UNITS.get(axis, 1)) for axis in TITLES]

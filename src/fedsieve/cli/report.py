@@ -15,7 +15,12 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about runs: results, curves, bytes, masks, clients.
 
-    Several runs share the curves: `fedsieve report runs/dense runs/sparse -o report.html`.
+    It begins with the answer: which run is best at what cost, the score over bytes sent, and one
+    table. The rest is a click away.
+
+    ```
+    fedsieve report runs/dense runs/sparse -o report.html
+    ```
     """
     from fedsieve.report import page
 

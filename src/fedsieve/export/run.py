@@ -8,9 +8,10 @@ import safetensors.torch
 from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Params
+from fedsieve.core.method import Task
 from fedsieve.core.options import in_range
 from fedsieve.engines.folder import RunFolder
-from fedsieve.export.model import Description, Inputs, save
+from fedsieve.export.model import TENSORS, Description, Inputs, save
 from fedsieve.job import Job, build
 from fedsieve.library import read_run
 
@@ -30,21 +31,9 @@ def export_run(
         DataError: no finished run or its data, a run without such a model, a folder in use.
         ConfigError: the run's model was handed over as an object, or there is no such client.
     """
-    record = read_run(run)
-    config, summary = record.config, record.summary
-    if config.model.startswith("object:"):
-        raise ConfigError(
-            f"{run}: its model was an object, {config.model.removeprefix('object:')}, which has no "
-            "name to build it by. Use fedsieve.core.cut.smallest on its tensors."
-        )
-    if data_root is not None:
-        config = replace(config, data_root=str(data_root))
-    job = build(config)
-    params = _global(run, config.method) if client is None else _personal(run, job, client)
+    job, summary = _job(run, data_root), read_run(run).summary
+    params = _global(run, job) if client is None else _personal(run, job, client)
     task = job.method.task
-    layers = task.graph.layers
-    if any(x.weight not in params or params[x.weight].dim() != len(x.shape) for x in layers):
-        raise DataError(f"{run}: the global model of {config.method} is not a single network.")
     data = job.dataset
     inputs = Inputs(
         shape=data.input_shape, outputs=data.num_outputs, scale=data.scale, shift=data.shift
@@ -63,13 +52,40 @@ def export_run(
     return save(folder, task, params, job.config.model, inputs, origin)
 
 
-def _global(run: Path, method: str) -> Params:
-    path = run / "model.safetensors"
+def models_of(run: Path) -> tuple[Task, list[Params]]:
+    """The global model of a run, or where there is none all clients' own.
+
+    Raises:
+        DataError: no finished run or its data, or a run without a model.
+        ConfigError: the run's model was handed over as an object.
+    """
+    job = _job(run, None)
+    if (run / TENSORS).exists():
+        return job.method.task, [_global(run, job)]
+    clients = range(job.federation.num_clients)
+    return job.method.task, [_personal(run, job, client) for client in clients]
+
+
+def _job(run: Path, data_root: Path | None) -> Job:
+    config = read_run(run).config
+    if config.model.startswith("object:"):
+        raise ConfigError(
+            f"{run}: its model was an object, {config.model.removeprefix('object:')}, which has no "
+            "name to build it by. Use fedsieve.core.cut.smallest on its tensors."
+        )
+    return build(config if data_root is None else replace(config, data_root=str(data_root)))
+
+
+def _global(run: Path, job: Job) -> Params:
+    path, method, layers = run / TENSORS, job.config.method, job.method.task.graph.layers
     if not path.exists():
         raise DataError(
             f"{run}: {method} has no global model, each client has its own. Name one: --client 0."
         )
-    return safetensors.torch.load_file(path)
+    params = safetensors.torch.load_file(path)
+    if any(x.weight not in params or params[x.weight].dim() != len(x.shape) for x in layers):
+        raise DataError(f"{run}: the global model of {method} is not a single network.")
+    return params
 
 
 def _personal(run: Path, job: Job, client: int) -> Params:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve import library
-from fedsieve.api import Watcher
 from fedsieve.config import make
 from fedsieve.core.errors import ConfigError, RoundError, unknown
 from fedsieve.core.keys import fold
 from fedsieve.data.sources import load
 from fedsieve.job import canonical
 from fedsieve.library import Record
+from fedsieve.progress import Watcher
 from fedsieve.recipes.recipe import (
     METRICS,
     Expected,

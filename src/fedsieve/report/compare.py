@@ -5,18 +5,18 @@ partitions of the same data and were scored on the same part of it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from fedsieve.config import SETTINGS
 from fedsieve.core.errors import ConfigError
-from fedsieve.core.options import spell
 from fedsieve.ledger.rows import last
 from fedsieve.library import Record, run_hash
 from fedsieve.report import budget
+from fedsieve.report.answer import Candidate, answer, reference
 from fedsieve.report.budget import AXES, METRICS, SHARES, Figure, figure
-from fedsieve.settings import INDIFFERENT
+from fedsieve.report.labels import labels
 
 TUNING_FILE = "tuning.json"
 
@@ -41,6 +41,16 @@ class Line(msgspec.Struct, frozen=True):
     local_accuracy: Figure | None
     density: Figure | None
     spent: dict[str, Figure | None]  # by axis
+    share: float | None = None  # of the bytes of the comparison's `base`, both ways together
+
+    @property
+    def is_local(self) -> bool:
+        """Whether there is no global model, so that the score is that of the clients' own."""
+        return self.global_accuracy is None and self.local_accuracy is not None
+
+    @property
+    def score(self) -> Figure | None:
+        return self.local_accuracy if self.is_local else self.global_accuracy
 
 
 class AtBudget(msgspec.Struct, frozen=True):
@@ -64,12 +74,13 @@ class Reached(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True):
     """Everything `fedsieve compare` shows."""
 
+    answer: str
+    base: str | None  # of several lines, the label of the one whose bytes others are a share of
     dataset: str
     score: str
     lines: list[Line]
     budgets: list[AtBudget]
     reached: list[Reached]
-    pareto_metric: str
     pareto: list[str]  # labels that no other beats in both bytes and score
     warnings: list[str]
 
@@ -98,16 +109,17 @@ def compare(
             )
         warnings += differences
     kept = [record for g in groups for record in g.records]
-    metric = pareto_metric(groups)
-    summary = kept[0].summary
+    summary, lines = kept[0].summary, [_line(g) for g in groups]
+    found, base = candidates(groups)
     return Comparison(
+        answer=answer(found, base, summary.score),
+        base=base,
         dataset=summary.dataset,
         score=summary.score,
-        lines=[_line(g) for g in groups],
+        lines=_with_shares(lines, base),
         budgets=_budgets(groups, kept),
         reached=[r for m in METRICS if (r := _reached(groups, kept, m, target)) is not None],
-        pareto_metric=metric,
-        pareto=budget.non_dominated(pareto_points(groups, metric)),
+        pareto=budget.non_dominated({c.label: (c.sent, c.score) for c in found}),
         warnings=warnings + _unequal_tuning(groups),
     )
 
@@ -129,10 +141,10 @@ def group(records: Sequence[Record]) -> tuple[list[Group], list[str]]:
         else:
             same[record.config.seed] = record
     members = [list(same.values()) for same in found.values()]
-    labels = _labels([m[0] for m in members])
+    names = labels([m[0] for m in members], but=("seed",))
     return [
         Group(name, m, max((t for r in m if (t := trials(r)) is not None), default=None))
-        for name, m in zip(labels, members, strict=True)
+        for name, m in zip(names, members, strict=True)
     ], warnings
 
 
@@ -174,6 +186,12 @@ def pareto_metric(groups: Sequence[Group]) -> str:
     return "global_accuracy" if has_global else "local_accuracy"
 
 
+def metric_of(g: Group) -> str:
+    """The score of a group: the global one if it has one, else the local one."""
+    has_global = any(last(r.rows, "global_accuracy") is not None for r in g.records)
+    return "global_accuracy" if has_global else "local_accuracy"
+
+
 def pareto_points(groups: Sequence[Group], metric: str) -> dict[str, tuple[float, float]]:
     """(bytes in all, final score) of each group, means over its seeds."""
     points = {}
@@ -185,21 +203,27 @@ def pareto_points(groups: Sequence[Group], metric: str) -> dict[str, tuple[float
     return points
 
 
-def _labels(firsts: Sequence[Record]) -> list[str]:
-    """The method's name, and where that is not enough the settings that tell it apart."""
-    labels = []
-    for record in firsts:
-        rivals = [_flat(r) for r in firsts if r.config.method == record.config.method]
-        own = _flat(record)
-        telling = [n for n in own if any(rival.get(n) != own[n] for rival in rivals)]
-        labels.append(" ".join([record.config.method, *(f"{n}={own[n]}" for n in telling)]))
-    return labels
+def candidates(groups: Sequence[Group]) -> tuple[list[Candidate], str | None]:
+    """The groups that have a score, and of several the one whose bytes others are a share of."""
+    lines = [_line(g) for g in groups]
+    found = [
+        Candidate(line.label, line.score.mean, sent.mean, line.is_local)
+        for line in lines
+        if line.score is not None and (sent := line.spent["bytes"]) is not None
+    ]
+    which = {g.label: (g.records[0].config.method, g.records[0].config.wire) for g in groups}
+    return found, reference(dict(which), found) if len(groups) > 1 else None
 
 
-def _flat(record: Record) -> dict[str, Any]:
-    config = record.config
-    plain = {n: getattr(config, n) for n in SETTINGS if n not in {*INDIFFERENT, "seed", "method"}}
-    return {n: str(spell(v)) for n, v in (plain | config.options).items()}
+def _with_shares(lines: list[Line], base: str | None) -> list[Line]:
+    whole = next((x.spent["bytes"] for x in lines if x.label == base), None)
+    if whole is None or not whole.mean:
+        return lines
+    sent = [line.spent["bytes"] for line in lines]
+    return [
+        msgspec.structs.replace(line, share=own.mean / whole.mean if own else None)
+        for line, own in zip(lines, sent, strict=True)
+    ]
 
 
 def _line(g: Group) -> Line:

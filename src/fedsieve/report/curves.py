@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.report.budget import AXES, Axis, figure, non_dominated, spent
-from fedsieve.report.compare import Group, pareto_metric, pareto_points
+from fedsieve.report.compare import Group, metric_of, pareto_metric, pareto_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,6 +70,20 @@ def curve(g: Group, axis: Axis, field: str) -> Curve:
     ys = [figure(seed[n][1] for seed in seeds) for n in rounds]
     known = [(x.mean, y.mean, y.spread or 0.0) for x, y in zip(xs, ys, strict=True) if x and y]
     return Curve([k[0] for k in known], [k[1] for k in known], [k[2] for k in known])
+
+
+def against_bytes(groups: Sequence[Group]) -> tuple[list[list[tuple[float, float]]], list[str]]:
+    """(MB sent both ways, score) of each group, and labels of groups that send nothing.
+
+    The score is the global one where there is one, else the local one: every group has a curve.
+    """
+    series, silent = [], []
+    for g in groups:
+        found = curve(g, AXES["bytes"], metric_of(g))
+        series.append([(x / 1e6, y) for x, y in zip(found.x, found.y, strict=True) if x > 0])
+        if found.x and not series[-1]:
+            silent.append(g.label)
+    return series, silent
 
 
 def _blank(kind: "type[Canvas]", x: str, y: str) -> "tuple[Canvas, Axes]":

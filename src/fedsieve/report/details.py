@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from fedsieve.core.errors import FedsieveError
-from fedsieve.report import html, svg
+from fedsieve.drawing import html, svg
+from fedsieve.drawing.html import Markup, cell, note, tag
+from fedsieve.drawing.svg import Axis, Bar
 from fedsieve.report.figures import (
     QUANTILES,
     Run,
@@ -16,9 +18,7 @@ from fedsieve.report.figures import (
     spread,
     tensor_bytes,
 )
-from fedsieve.report.html import Markup, cell, note, tag
 from fedsieve.report.sections import figure, name_of
-from fedsieve.report.svg import Axis, Bar
 
 MOST_CLIENTS, MOST_CLASSES, MOST_TENSORS = 60, 100, 200
 PARTS = ("header", "mask", "value")

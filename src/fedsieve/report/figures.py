@@ -19,7 +19,7 @@ from fedsieve.engines.folder import kept_supports
 from fedsieve.job import split_data
 from fedsieve.ledger.bytes import Sent, Traffic
 from fedsieve.library import Record, read_run
-from fedsieve.settings import INDIFFERENT
+from fedsieve.report.labels import labels
 from fedsieve.wire.inspect import inspect, read_frame
 
 MOST_RUNS = 24
@@ -65,10 +65,10 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         raise ConfigError(f"report: {len(paths)} runs given, 1 to {MOST_RUNS} fit on a page.")
     records = [read_run(path) for path in paths]
     settings = [_settings(record) for record in records]
-    labels = _labels(records, settings)
+    names = _labels(records)
     texts = [(path / "config.toml").read_text(errors="replace") for path in paths]
     sent = [traffic(path) for path in paths]
-    columns = zip(labels, records, settings, texts, sent, strict=True)
+    columns = zip(names, records, settings, texts, sent, strict=True)
     return [Run(i, *column) for i, column in enumerate(columns)]
 
 
@@ -194,14 +194,10 @@ def _settings(record: Record) -> dict[str, str]:
     return {name: str(spell(value)) for name, value in (table | options).items()}
 
 
-def _labels(records: list[Record], settings: list[dict[str, str]]) -> list[str]:
-    labels = []
-    for record, mine in zip(records, settings, strict=True):
-        alike = [s for s in settings if s["method"] == mine["method"]]
-        names = [n for n in differing(alike) if n not in INDIFFERENT][:3]
-        labels.append(" ".join([record.config.method, *(f"{n}={mine[n]}" for n in names)]))
-    if len(set(labels)) < len(labels):
-        labels = [f"{x} ({r.path.name})" for x, r in zip(labels, records, strict=True)]
-    if len(set(labels)) < len(labels):
-        labels = [f"{label} #{i}" for i, label in enumerate(labels, 1)]
-    return labels
+def _labels(records: list[Record]) -> list[str]:
+    found = labels(records)
+    if len(set(found)) < len(found):
+        found = [f"{x} ({r.path.name})" for x, r in zip(found, records, strict=True)]
+    if len(set(found)) < len(found):
+        found = [f"{label} #{i}" for i, label in enumerate(found, 1)]
+    return found

@@ -7,11 +7,12 @@ from importlib import resources
 from pathlib import Path
 
 from fedsieve.core.errors import ConfigError
+from fedsieve.drawing.html import Markup, join, note, tag
 from fedsieve.engines import blob
 from fedsieve.report import details, sections
 from fedsieve.report.checks import warnings
 from fedsieve.report.figures import Run, read_runs
-from fedsieve.report.html import Markup, join, note, tag
+from fedsieve.report.overview import overview
 
 
 def write(paths: Sequence[Path], out: Path, *, with_partition: bool = True) -> Path:
@@ -35,30 +36,32 @@ def write(paths: Sequence[Path], out: Path, *, with_partition: bool = True) -> P
 
 def render(runs: Sequence[Run], *, with_partition: bool = True) -> str:
     """The page as text."""
+    shares = details.partition(runs, is_wanted=with_partition)
     parts = (
-        ("scores", "Scores", sections.scores(runs)),
-        ("results", "Results", join(sections.summary(runs), sections.differences(runs))),
-        ("density", "Density and loss", sections.density(runs)),
-        ("layers", "Layers", sections.layers(runs)),
-        ("clients", "Clients", details.clients(runs)),
-        ("partition", "Partition", details.partition(runs, is_wanted=with_partition)),
-        ("bytes", "Bytes", details.byte_parts(runs)),
-        ("masks", "Supports over rounds", details.supports(runs)),
-        ("config", "Configuration", details.configuration(runs)),
-        ("versions", "Versions", details.versions(runs)),
+        ("scores", "Curves", "scores over rounds, bytes and computation", sections.scores(runs)),
+        ("results", "All figures", "of result.json", sections.summary(runs)),
+        ("settings", "Settings", "that differ, and each method's own", sections.differences(runs)),
+        ("density", "Density and loss", "over rounds", sections.density(runs)),
+        ("layers", "Layers", "density of each", sections.layers(runs)),
+        ("clients", "Clients", "how scores spread over them", details.clients(runs)),
+        ("partition", "Partition", "who holds what", shares),
+        ("bytes", "Bytes", "headers, masks and values", details.byte_parts(runs)),
+        ("masks", "Supports", "how they change over rounds", details.supports(runs)),
+        ("config", "Configuration", "to run it again", details.configuration(runs)),
+        ("versions", "Versions", "of the programs", details.versions(runs)),
     )
-    links = [tag("a", title, href=f"#{name}") for name, title, _ in parts]
-    main = [
-        tag("section", tag("h2", title, id=f"{name}-title"), content, id=name,
-            aria_labelledby=f"{name}-title")
-        for name, title, content in parts
+    more = [
+        tag("details",
+            tag("summary", tag("h2", title), tag("span", words, class_="note")),
+            content, id=name, class_="part")
+        for name, title, words, content in parts
     ]  # fmt: skip
+    opener = tag("button", "Open all", type="button", id="open", aria_pressed="false")
     body = join(
-        tag("a", "Skip to the figures", href="#scores", class_="skip"),
+        tag("a", "Skip to the answer", href="#answer", class_="skip"),
         tag("header", tag("h1", _title(runs)), _theme_button()),
-        tag("nav", *links, aria_label="Sections"),
-        _legend(runs),
-        tag("main", sections.tiles(runs), _warnings(runs), *main),
+        tag("main", overview(runs), _legend(runs), _warnings(runs),
+            tag("div", tag("h2", "Details"), opener, class_="more"), *more),
         tag("footer", "Made by fedsieve. Point at a figure, tap it, or focus it and use the "
             "arrow keys to read its values."),
         tag("div", id="tip", role="status", aria_live="polite", hidden=True),

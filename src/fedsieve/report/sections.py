@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedsieve.drawing import html, svg
+from fedsieve.drawing.html import Markup, cell, note, tag
+from fedsieve.drawing.svg import Axis, Point, Series
 from fedsieve.ledger.rows import Row
-from fedsieve.report import html, svg
 from fedsieve.report.figures import Run, differing, running, spread, thinned
-from fedsieve.report.html import Markup, cell, note, tag
-from fedsieve.report.svg import Axis, Point, Series
+from fedsieve.settings import INDIFFERENT
 
 POINTS = 400  # in one picture, over all runs
 COLUMNS = 60  # rounds across a heat map
@@ -56,6 +57,8 @@ LINES: tuple[tuple[str, str, Callable[[Any], str] | None, Better], ...] = (
     ("true_discovery", "support that is in the planted truth", _fixed, max),
     ("truth_recall", "planted truth that was found", _fixed, max),
     ("values", "the method's own figures, last round", _figures, None),
+    ("", "sent, both ways", html.size, min),
+    ("", "by the papers' formula, both ways", html.size, None),
     ("up_bytes", "sent up", html.size, min),
     ("down_bytes", "sent down", html.size, min),
     ("up_paper_bytes", "up, by the papers' formula", html.size, None),
@@ -71,37 +74,19 @@ LINES: tuple[tuple[str, str, Callable[[Any], str] | None, Better], ...] = (
 
 def name_of(run: Run) -> Markup:
     """A run's label beside its colour and dash."""
-    return tag("span", svg.swatch(run.number), tag("span", run.label), class_="label")
+    words = Markup(html.escape(run.label).replace("_", "_<wbr/>"))
+    return tag("span", svg.swatch(run.number), tag("span", words), class_="label")
 
 
 def figure(picture: Markup, caption: object) -> Markup:
     return tag("figure", tag("figcaption", caption), picture)
 
 
-def tiles(runs: Sequence[Run]) -> Markup:
-    """The figures one looks for first, a card per run."""
-    cards = []
-    for run in runs:
-        s = run.record.summary
-        which = "global" if s.global_accuracy is not None else "local"
-        value = s.local_accuracy if s.global_accuracy is None else s.global_accuracy
-        facts = (
-            (html.score(value, s.score), f"{which} {s.score}"),
-            (html.size(s.up_bytes + s.down_bytes), "sent, both ways"),
-            (html.share(s.density), "of weights kept"),
-            (html.large(s.flops_ideal), "MACs, ideal"),
-        )
-        listed = tag("dl", *(tag("div", tag("dt", name), tag("dd", v)) for v, name in facts))
-        heading = tag("h2", name_of(run))
-        cards.append(tag("article", heading, listed, class_=f"tile {svg.run_class(run.number)}"))
-    return tag("div", *cards, class_="tiles")
-
-
 def summary(runs: Sequence[Run]) -> Markup:
     """Every figure of result.json, exact in `data-value`; the best of several runs is marked."""
     rows: list[list[object]] = []
     for field, words, text, better in LINES:
-        values = [getattr(run.record.summary, field) for run in runs]
+        values = [_value(run, field, words) for run in runs]
         known = [v for v in values if v is not None]
         best = better(known) if better and known and len(set(values)) > 1 else None
         cells = [
@@ -109,7 +94,7 @@ def summary(runs: Sequence[Run]) -> Markup:
                 text(value) if text else html.score(value, run.record.summary.score),
                 value,
                 data_run=run.number,
-                data_field=field,
+                data_field=field or None,
                 class_="best" if best is not None and value == best else None,
             )
             for run, value in zip(runs, values, strict=True)
@@ -124,15 +109,29 @@ def summary(runs: Sequence[Run]) -> Markup:
     return html.join(html.table(head, rows, "Final figures", "results"), about)
 
 
-def differences(runs: Sequence[Run]) -> Markup | None:
-    """Settings that set the runs apart."""
-    names = differing([run.settings for run in runs])
-    if not names:
-        return None
-    rows: list[list[object]] = [
-        [name, *(run.settings.get(name, html.MISSING) for run in runs)] for name in names
-    ]
-    return html.table(["", *(name_of(run) for run in runs)], rows, "Settings that differ")
+def _value(run: Run, field: str, words: str) -> Any:
+    s = run.record.summary
+    if field:
+        return getattr(s, field)
+    if words.startswith("sent"):
+        return s.up_bytes + s.down_bytes
+    return s.up_paper_bytes + s.down_paper_bytes
+
+
+def differences(runs: Sequence[Run]) -> Markup:
+    """Settings that all runs have and that set them apart, then what only some methods have."""
+    tables = [run.settings for run in runs]
+    shared = [n for n in tables[0] if all(n in table for table in tables)]
+    apart = [n for n in differing(tables) if n in shared and n != "method" and n not in INDIFFERENT]
+    rows: list[list[object]] = [[n, *(run.settings[n] for run in runs)] for n in apart]
+    head: list[object] = ["", *(name_of(run) for run in runs)]
+    found = [html.table(head, rows, "Settings that differ")] if rows else []
+    for run in runs:
+        own = {n: v for n, v in run.settings.items() if n not in shared}
+        if own:
+            lines: list[list[object]] = [[name, value] for name, value in own.items()]
+            found.append(html.table(["option", "value"], lines, f"{run.label}: options of its own"))
+    return html.join(*found) if found else note("All settings are the same.")
 
 
 def scores(runs: Sequence[Run]) -> Markup:
@@ -212,7 +211,7 @@ def _strip(run: Run) -> Markup:
 def _score_figures(runs: Sequence[Run], name: str) -> list[Markup]:
     kind = runs[0].record.summary.score
     what = f"{name.removesuffix('_accuracy')} {kind}"
-    height = Axis(what, html.number if kind == "R2" else _percent)
+    height = Axis(what, html.number if kind == "R2" else percent_axis)
     axes: tuple[tuple[Axis, Callable[[Run], list[float]], str], ...] = (
         (ROUND, _rounds, "over rounds"),
         (Axis("sent both ways, MB (log)", is_log=True), _megabytes, "against bytes sent"),
@@ -271,5 +270,5 @@ def _macs(run: Run) -> list[float]:
     return [float(m) for m in running(run.record, "flops_ideal")]
 
 
-def _percent(value: float) -> str:
+def percent_axis(value: float) -> str:
     return f"{100 * value:.4g}%"

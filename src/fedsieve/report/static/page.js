@@ -37,6 +37,21 @@
     all(`.picture g[data-run="${button.dataset.toggle}"]`).forEach((g) => g.classList.toggle("off", !isOn));
   }));
 
+  // Details: all at once, and those a link or a printer asks for.
+  const parts = all("details.part");
+  const openAll = document.getElementById("open");
+  const unfold = (isOpen) => parts.forEach((part) => { part.open = isOpen; });
+  openAll.addEventListener("click", () => {
+    const isOpen = openAll.getAttribute("aria-pressed") !== "true";
+    openAll.setAttribute("aria-pressed", String(isOpen));
+    openAll.textContent = isOpen ? "Close all" : "Open all";
+    unfold(isOpen);
+  });
+  const asked = () => parts.forEach((part) => { if (`#${part.id}` === location.hash) part.open = true; });
+  addEventListener("hashchange", asked);
+  addEventListener("beforeprint", () => unfold(true));
+  asked();
+
   // Copying, also where the clipboard is not to be had.
   all("[data-copy]").forEach((button) => button.addEventListener("click", async () => {
     const source = document.getElementById(button.dataset.copy);

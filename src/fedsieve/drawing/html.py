@@ -50,7 +50,7 @@ def table(head: list[object], rows: list[list[object]], caption: str, class_: st
     whole = tag(
         "table",
         tag("caption", caption),
-        tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))),
+        tag("thead", tag("tr", *(_cell(cell, is_head=True, scope="col") for cell in head))),
         tag("tbody", *lines),
         class_=class_ or None,
     )
@@ -114,7 +114,7 @@ def _name(name: str) -> str:
     return name.rstrip("_").replace("_", "-")
 
 
-def _cell(value: object, *, is_head: bool) -> Markup:
+def _cell(value: object, *, is_head: bool, scope: str = "row") -> Markup:
     if isinstance(value, Markup) and value.startswith(("<td", "<th")):
         return value
-    return tag("th", value, scope="row") if is_head else tag("td", value)
+    return tag("th", value, scope=scope) if is_head else tag("td", value)

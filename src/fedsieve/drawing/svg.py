@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedsieve.report.html import Markup, escape, exact, join, number, tag
+from fedsieve.drawing.html import Markup, escape, exact, join, number, tag
 
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 48, 20, 12, 42
@@ -60,14 +60,20 @@ class Scale(NamedTuple):
         return self.start + (self.end - self.start) * (value - low) / (high - low)
 
 
-def curves(series: Sequence[Series], x: Axis, y: Axis, title: str) -> Markup:
-    """Curves of several runs with ticks, a grid and a point for every value."""
+def curves(
+    series: Sequence[Series], x: Axis, y: Axis, title: str, size: tuple[int, int] | None = None
+) -> Markup:
+    """Curves of several runs with ticks, a grid and a point for every value.
+
+    The picture fills what it is put into; `size` is for one inside another picture.
+    """
     points = [p for s in series for p in s.points]
     across = _scale([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=x.is_log)
     up = _scale([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=y.is_log, is_wide=True)
     lines = [_curve(s, across, up) for s in series]
     kind = "curves" if len(points) <= SEPARATE else "curves dense"
-    return _picture(title, _axes(across, up, x, y), *lines, kind=kind)
+    fixed = {} if size is None else {"width": size[0], "height": size[1]}
+    return _picture(title, _axes(across, up, x, y), *lines, kind=kind, tall=HEIGHT, **fixed)
 
 
 def columns(edges: Sequence[float], counts: Sequence[int], x: Axis, run: int, title: str) -> Markup:
@@ -85,7 +91,7 @@ def columns(edges: Sequence[float], counts: Sequence[int], x: Axis, run: int, ti
         bars.append(bar if count else "")
     group = tag("g", *bars, class_=run_class(run), data_run=run)
     axes = _axes(across, up, x, Axis("clients", is_whole=True))
-    return _picture(title, axes, group, kind="columns", height=200)
+    return _picture(title, axes, group, kind="columns", tall=200)
 
 
 def stacked(bars: Sequence[Bar], text: Callable[[float], str], title: str) -> Markup:
@@ -108,7 +114,7 @@ def stacked(bars: Sequence[Bar], text: Callable[[float], str], title: str) -> Ma
         mark = f"M{_at(across(bar.mark))} {top + 3}v22"
         tip = f"{bar.label}, by the papers' formula: {text(bar.mark)}"
         drawn.append(tag("path", tag("title", tip), class_="mark pt", d=mark) if bar.mark else "")
-    return _picture(title, *drawn, kind="stacked", height=8 + 42 * len(bars))
+    return _picture(title, *drawn, kind="stacked", tall=8 + 42 * len(bars))
 
 
 def heat_map(
@@ -178,7 +184,7 @@ def heat_map(
         "data_digits": digits,
         "data_frame": exact([float(part) for part in frame]),
     }
-    return _picture(title, *cells, *labels, *key, kind="heat", height=round(foot + 14), **data)
+    return _picture(title, *cells, *labels, *key, kind="heat", tall=round(foot + 14), **data)
 
 
 def meter(value: float, high: float, run: int) -> Markup:
@@ -267,9 +273,9 @@ def _ticks(scale: Scale, axis: Axis) -> list[float]:
 
 
 def _picture(
-    title: str, *content: object, kind: str, height: int = HEIGHT, **attributes: object
+    title: str, *content: object, kind: str, tall: int = HEIGHT, **attributes: object
 ) -> Markup:
-    return tag("svg", *content, class_=f"picture {kind}", viewBox=f"0 0 {WIDTH} {height}",
+    return tag("svg", *content, class_=f"picture {kind}", viewBox=f"0 0 {WIDTH} {tall}",
                role="img", aria_label=title, tabindex=0, **attributes)  # fmt: skip
 
 

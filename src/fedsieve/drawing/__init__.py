@@ -1,0 +1,1 @@
+"""HTML and SVG from Python, without knowledge of runs."""
