@@ -72,6 +72,7 @@ def build(
         factory, dataset.kind, dataset.input_shape, is_tokens=dataset.layout == "tokens"
     )
     method = construct(method_class(config.method), config.options, config.method, task=task)
+    method = method.in_run(config.rounds)
     if config.init_from is not None and not method.takes_start:
         raise ConfigError(
             f"init_from: clients of {config.method} draw their own first networks. Leave it out."
@@ -166,4 +167,4 @@ def _model_choice(config: Config, dataset: Dataset) -> str:
     if dataset.layout == "rows":
         return "linear"
     side = dataset.input_shape[-1]
-    return "conv_small" if side < 20 else "lenet5_caffe" if side < 32 else "lenet5_wide"
+    return "conv_small" if side < 20 else "lenet5" if side < 32 else "lenet5_wide"

@@ -54,6 +54,8 @@ class Up(NamedTuple):
 
 
 CODE = {
+    "lr": 0.01,
+    "unmasked": (),
     "granularity": "filter",
     "training": "joint",
     "weight_ste": True,
@@ -66,6 +68,8 @@ CODE = {
 }
 CODE_CIFAR = CODE | {"ste": "inverted", "importance_scope": "all", "persist_momentum": False}
 PAPER = {
+    "lr": 0.01,
+    "unmasked": (),
     "granularity": "element",
     "training": "split",
     "weight_ste": False,
