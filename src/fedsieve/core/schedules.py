@@ -56,7 +56,7 @@ class Cosine:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        in_range("cosine: until", self.until or 1, 1)
+        in_range("cosine: until", 1 if self.until is None else self.until, 1)
         in_range("cosine: floor", self.floor, 0)
 
     def factor(self, t: int) -> float:
@@ -72,7 +72,7 @@ class Linear:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        in_range("linear: until", self.until or 1, 1)
+        in_range("linear: until", 1 if self.until is None else self.until, 1)
         in_range("linear: floor", self.floor, 0)
 
     def factor(self, t: int) -> float:
@@ -94,7 +94,7 @@ def ramp_in_run(ramp: int | None, rounds: int) -> int:
     """Rounds of gradual pruning in a run, by default two thirds; warns of a longer ramp."""
     if ramp is None:
         return 2 * rounds // 3
-    if ramp >= rounds:
+    if ramp > rounds:
         warnings.warn(
             f"density falls for {ramp} rounds and the run has {rounds}: it ends denser than "
             "target_density. Lower ramp or ask for more rounds.",

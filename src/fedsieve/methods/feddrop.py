@@ -23,7 +23,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Mask, Params
 from fedsieve.core.method import Batches, register
-from fedsieve.core.optimisers import Adam, Moments, Optimiser, init_moments, update
+from fedsieve.core.optimisers import SGD, Moments, Optimiser, init_moments, update
 from fedsieve.core.options import in_range
 from fedsieve.methods.em import PAPER, Begun, HardEM, Memory, Own
 
@@ -65,14 +65,20 @@ class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
     """Federated dropout of units; submodels are sent small and trained small."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": PAPER | {"lr": 0.05, "server_lr": 1e-3}
+        "paper": {
+            **PAPER,
+            "fc_drop": 0.5,
+            "lr": 0.05,
+            "server_optimiser": "adam",
+            "server_lr": 1e-3,
+            "weighting": "uniform",
+        }
     }
     conv_drop: float = 0.1  # share of a convolution's filters that a submodel lacks
-    fc_drop: float = 0.5  # share of a linear layer's units that a submodel lacks
-    lr: float = 0.05  # client learning rate
-    server_optimiser: Optimiser = Adam()  # of the server's step along the mean difference
-    server_lr: float = 0.01  # its learning rate; the paper: 1e-3
-    weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
+    fc_drop: float = 0.25  # share of a linear layer's units that a submodel lacks
+    server_optimiser: Optimiser = SGD()  # of the server's step along the mean difference
+    server_lr: float = 1.0  # its learning rate
+    weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
 
     def __post_init__(self) -> None:
         super().__post_init__()

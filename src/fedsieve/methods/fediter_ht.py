@@ -3,9 +3,11 @@
 Paper    Tong et al., "Federated Nonconvex Sparse Learning", 2022 (specification flops, section 6).
 Symbols  H_m -> masks.top_k   m = floor(rho P) -> kept weights   rho -> target_density
 Differs  deep nets start from the m largest initial weights: 0 is a stationary point of theirs;
-         `start="zero"` is the paper's start. Adam by default: plain SGD rarely brings a pruned
-         weight of a deep net back above the threshold within a round. Biases are thresholded
-         with `units=weights(biases=true)`, as in FLoPS; normalisation never is.
+         `start="zero"` is the paper's start. Density falls from 1 to rho by gradual pruning
+         (`ramp`), gradients are clipped and rates fall over the run; preset `paper` has rho from
+         the first round on, with Adam: there plain SGD rarely brings a pruned weight of a deep net
+         back above the threshold. Biases are thresholded with `units=weights(biases=true)`, as in
+         FLoPS; normalisation never is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +26,13 @@ from fedsieve.core.options import in_range
 from fedsieve.core.schedules import Cosine, Schedule, gradual, ramp_in_run
 from fedsieve.core.units import Weights, budget, level, regrown
 
-PAPER = {"ramp": 0, "lr": 0.01, "clip_norm": None, "schedule": "constant"}
+PAPER = {
+    "ramp": 0,
+    "lr": 0.01,
+    "clip_norm": None,
+    "schedule": "constant",
+    "optimiser": "adam",
+}
 
 
 class Server(NamedTuple):
@@ -65,6 +73,8 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     def __post_init__(self) -> None:
         in_range("target_density", self.target_density, 0, 1, above=True)
         in_range("lr", self.lr, 0, above=True)
+        in_range("ramp", self.ramp or 0, 0)
+        in_range("clip_norm", 1 if self.clip_norm is None else self.clip_norm, 0, above=True)
         budget(self.units, self.task.graph, self.target_density)
 
     def in_run(self, rounds: int) -> Self:

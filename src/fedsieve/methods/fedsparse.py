@@ -39,6 +39,7 @@ PAPER = {
     "schedule": "constant",
     "server_optimiser": "adam",
     "server_lr": 1e-3,
+    "weighting": "uniform",
 }
 
 
@@ -70,8 +71,8 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
     """Federated averaging with gates over groups of weights."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
-    target_density: float | None = 0.3  # share of gated weights left; none: as the prior has it
-    ramp: int | None = None  # rounds until it has come to that; none: half the run
+    target_density: float | None = 0.5  # share of gated weights left; none: as the prior has it
+    ramp: int | None = None  # rounds until it has come to that; none: 2/3 of all
     gate_cost: float = 5e-6  # lambda_0, of one open weight; the paper: 5e-7, 5e-6, 5e-5
     cross_entropy: float = 1e-4  # weight of the tie of a client's gates to the server's
     proximal: float = 0.0  # lambda: tie of a client's open weights to the server's
@@ -87,12 +88,15 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
     server_optimiser: Optimiser = SGD()  # of w
     server_lr: float = 1.0  # of w on the server
     server_threshold_lr: float = 1e-2  # of v on the server
-    weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
+    weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("gate_cost", "cross_entropy", "proximal", "threshold_lr"):
             in_range(f"fedsparse: {name}", getattr(self, name), 0)
+        in_range("fedsparse: ramp", self.ramp or 0, 0)
+        if self.target_density is not None:
+            in_range("fedsparse: target_density", self.target_density, 0, 1, above=True)
         for name in ("temperature", "server_lr", "server_threshold_lr"):
             in_range(f"fedsparse: {name}", getattr(self, name), 0, above=True)
         in_range("fedsparse: theta_start", self.theta_start, 0, 1, above=True, below=True)
@@ -174,7 +178,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
         logits = prior.logits(Gated(weights, raw))
         cut = log(self.prune_below / (1 - self.prune_below)) if self.prune_below else -torch.inf
         alive = {n: a & (logits[n] > cut) for n, a in server.alive.items()}
-        if self.target_density:
+        if self.target_density is not None:
             density = gradual(self.target_density, server.rounds + 1, self.ramp or 0)
             alive, raw = self._strongest(server.alive, Gated(weights, raw), density)
         if not self._is_pruning(server.rounds + 1):

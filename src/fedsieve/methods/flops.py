@@ -30,9 +30,11 @@ PAPER = {
     "target_density": 0.05,
     "units": "weights(biases=True)",
     "ramp": 0,
-    "local_steps": 1,
+    "stepwise": True,
     "hold": 20,
     "scale_from": 25,
+    "scale_rate": 0.3,
+    "start_open": 0.95,
     "lr": 0.1,
     "clip_norm": None,
     "schedule": "constant",
@@ -70,11 +72,11 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """One exchange of gradients for every step; exactly m weights are deployed."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
-    start_open: float = 0.95  # initial gates have logit log(start_open / (1 - start_open))
-    local_steps: int | None = None  # between two exchanges; none: the job's; the paper: 1
+    start_open: float = 0.99  # initial gates have logit log(start_open / (1 - start_open))
+    stepwise: bool = False  # a round is one step, as in the paper; else the job's local steps
     hold: int = 1  # rounds with one cohort; the paper: n(B)
     scale_from: int = 1  # the cohort after which gate logits are first scaled
-    scale_rate: float = 0.3  # r: by how much scaling raises the logits of kept gates
+    scale_rate: float = 1.0  # r: by how much scaling raises the logits of kept gates
     closing: float = 1.0  # share of r by which it lowers the others; 1 in the paper
     weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
 
@@ -107,8 +109,9 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
         def objective(at: Gated, batch: Batch, key: Key) -> Tensor:
             return self.loss(at.weights, at.gate_logits, batch, key)
 
-        is_single = self.local_steps == 1
-        batches = [data.draw(fold(key, "batch"))] if is_single else data.work(key)
+        batches = data.work(key)
+        if self.stepwise:
+            batches = iter([data.draw(fold(key, "batch"))])
         factor = self.schedule.factor(down.rounds)
         trained = local.train(
             objective,
@@ -133,7 +136,7 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
         weights = {n: w - step[n] for n, w in server.weights.items()}
         density, slopes = self.slope(server.gate_logits)
         steps = sum(r.steps for r in replies) / len(replies)
-        pull = steps * self.gate_lr * server.dual
+        pull = steps * self.gate_lr * self.schedule.factor(server.steps) * server.dual
         logits = self.clamp(
             {n: a - open_[n] - pull * slopes[n] for n, a in server.gate_logits.items()}
         )

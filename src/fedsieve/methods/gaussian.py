@@ -59,7 +59,7 @@ class GaussianFit:
     log_variance_spread: float = 0.0  # its standard deviation over weights at the start
     warmup: int | None = None  # rounds of dense training before there is noise; none: a fifth
     ramp: int | None = None  # rounds after these until the KL term is whole; none: a fifth
-    kl_weight: float = 0.03  # kappa after the ramp; the bound: 1
+    kl_weight: float = 0.1  # kappa after the ramp; the bound: 1
     clip_training: bool = False  # masked weights are left out of forward passes in training too
     lr: float = 1.0  # of weights
     clip_norm: float | None = 1.0  # largest norm of a gradient of weights
@@ -71,7 +71,7 @@ class GaussianFit:
     def __post_init__(self) -> None:
         for name in ("warmup", "kl_weight", "log_variance_spread"):
             in_range(f"vardrop: {name}", getattr(self, name) or 0, 0)
-        for name in ("ramp", "lr", "variance_lr"):
+        for name in ("ramp", "lr", "variance_lr", "clip_norm"):
             if getattr(self, name) is not None:
                 in_range(f"vardrop: {name}", getattr(self, name), 0, above=True)
 

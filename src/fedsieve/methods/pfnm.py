@@ -80,7 +80,7 @@ class Pfnm(Method[Server, State, Down, Up]):
     takes_start = False  # clients draw first networks of their own widths
     task: Task
     sigma2: tuple[float, ...] = (1.0,)  # variance of neurons around their atom; one, or per layer
-    sigma0_2: tuple[float, ...] = (100.0,)  # variance of atoms around the prior mean
+    sigma0_2: tuple[float, ...] = (1000.0,)  # variance of atoms around the prior mean
     gamma0: tuple[float, ...] = (1.0,)  # mass of the Beta process: more keeps more atoms
     costs: PresetName = "paper"  # of matching, or those of the published program
     padding: Literal["full", "zero"] = "full"  # weights to neurons a client lacks: 0, or unknown
@@ -105,6 +105,7 @@ class Pfnm(Method[Server, State, Down, Up]):
             in_range(f"pfnm: {name}", getattr(self, name), 0)
         in_range("pfnm: first_epochs", 1 if self.first_epochs is None else self.first_epochs, 1)
         in_range("pfnm: lr", self.lr, 0, above=True)
+        in_range("pfnm: clip_norm", 1 if self.clip_norm is None else self.clip_norm, 0, above=True)
         if self.task.kind != "classes":
             raise ConfigError(f"pfnm: the data has {self.task.kind}, matching needs classes.")
 

@@ -96,7 +96,7 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_range("vardrop: local_steps", self.local_steps or 1, 1)
+        in_range("vardrop: local_steps", 1 if self.local_steps is None else self.local_steps, 1)
         in_range("vardrop: async_staleness", self.async_staleness, 0)
 
     def in_run(self, rounds: int) -> Self:
