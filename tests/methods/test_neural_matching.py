@@ -21,7 +21,7 @@ KEY = fold(0, "test")
 
 
 def job_of(method="pfnm", **settings):
-    return small_job(**{"method": method, "lr": 0.01, "cohort": 5} | settings)
+    return small_job(**{"method": method, "preset": "paper", "cohort": 5, "lr": 0.01} | settings)
 
 
 def replies_of(job, server, clients=range(5)):
