@@ -20,10 +20,14 @@ def kept(cli, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fediter_ht"])
+@pytest.mark.parametrize(
+    "method",
+    [["fedavg"], ["fediter_ht", "--set=ramp=0"], ["fediter_ht"]],
+    ids=["dense", "sparse", "pruning"],
+)
 @pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
 def test_the_predicted_bytes_are_within_five_percent_of_the_run(cli, method, wire):
-    settings = (*SMALL, f"--method={method}", f"--wire={wire}")
+    settings = (*SMALL, "--method", *method, f"--wire={wire}")
     _, planned, _ = cli("plan", *settings, "--json")
     _, rows, _ = cli("run", *settings, "--json")
     summary = json.loads(rows.splitlines()[-1])

@@ -46,7 +46,8 @@ def test_a_run_with_too_many_workers_has_the_bits_of_one_with_one(monkeypatch, c
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"method": "vardrop", "cohort": 3}, "asks every client in every round, all 5 take part"),
+        ({"method": "vardrop", "preset": "paper", "cohort": 3},
+         "asks every client in every round, all 5 take part"),
         ({"method": "central", "cohort": 3}, "trains on all data in one place"),
         ({"partition": "natural", "dataset": "elsewhere(owners=2, shape=[4], outputs=2)",
           "clients": None, "cohort": 3}, "no more than 2 clients"),
@@ -59,7 +60,10 @@ def test_a_cohort_that_is_not_used_is_spoken_of(settings, word, caplog):
     assert word in caplog.text
 
 
-@pytest.mark.parametrize("settings", [{"method": "vardrop", "cohort": 5}, {"cohort": 3}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"method": "vardrop", "preset": "paper", "cohort": 5}, {"method": "vardrop"}, {"cohort": 3}],
+)
 def test_a_cohort_that_is_used_is_not(settings, caplog):
     small_job(**settings)
     assert not caplog.text

@@ -102,7 +102,7 @@ def test_a_run_that_fails_keeps_what_was_done(tmp_path):
     with pytest.raises(RoundError, match="non-finite"):
         fedsieve.run(
             dataset="synthetic(task=values, rows=200, features=50)", clients=4, rounds=200,
-            lr=5.0, out=tmp_path / "run",
+            preset="paper", lr=5.0, out=tmp_path / "run",
         )  # fmt: skip
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["rounds"] == len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
@@ -127,6 +127,8 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
         {"optimiser": "adam", "lr": "1e-2"},
         {"lr": 1, "cohort": 3},
         {"method": "spafl", "preset": "paper", "steps": 2},
+        {"schedule": "cosine(floor=0.1)"},
+        {"method": "fediter_ht", "schedule": "linear"},
         {"options": {"lr": 0.05}, "partition": "dirichlet(0.5)", "model": "mlp(hidden=[8])"},
         {"clients": None, "cohort": 500, "min_replies": 500},
     ],
@@ -172,13 +174,35 @@ def test_resume_without_a_folder_is_refused():
         fedsieve.run(resume=True)
 
 
-def test_a_finished_run_resumes_to_itself_and_can_be_extended(tmp_path):
-    done = fedsieve.run(**SETTINGS, out=tmp_path / "run")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "fedavg", "schedule": "constant"},
+        {"method": "fediter_ht", "schedule": "constant", "ramp": 0},
+    ],
+    ids=lambda options: options["method"],
+)
+def test_a_finished_run_resumes_to_itself_and_can_be_extended(options, tmp_path):
+    """To the bits of a run of that length, where nothing is as long as the run."""
+    done = fedsieve.run(**SETTINGS | options, out=tmp_path / "run")
     again = fedsieve.run(out=tmp_path / "run", resume=True)
     assert again.summary.model_hash == done.summary.model_hash
     longer = fedsieve.run(out=tmp_path / "run", resume=True, rounds=6)
-    whole = fedsieve.run(**SETTINGS | {"rounds": 6})
+    whole = fedsieve.run(**SETTINGS | options | {"rounds": 6})
     assert longer.summary.model_hash == whole.summary.model_hash
+    assert steady(longer.rows) == steady(whole.rows)
+
+
+def test_a_schedule_keeps_the_length_of_the_run_it_was_begun_with(tmp_path):
+    """Whoever extends a run has the rounds there were, and goes on at the end of the schedule."""
+    settings = SETTINGS | {"method": "fediter_ht", "rounds": 3}
+    done = fedsieve.run(**settings, out=tmp_path / "run")
+    longer = fedsieve.run(out=tmp_path / "run", resume=True, rounds=4)
+    assert longer.rows[:3] == done.rows
+    assert str(longer.config.options["schedule"]) == str(done.config.options["schedule"])
+    assert longer.config.options["schedule"].until == 3
+    assert longer.config.options["ramp"] == 2
+    assert longer.rows[3].density == done.rows[2].density
 
 
 def test_a_run_folder_holds_a_configuration_that_runs_again(tmp_path):

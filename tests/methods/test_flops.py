@@ -158,14 +158,16 @@ def test_the_literal_scaling_rule_never_closes_an_open_gate():
     assert all((g >= 0.5).all() for g in method.test_gates(logits).values())
 
 
-def test_flops_with_one_client_is_central_training(tmp_path):
+@pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear(until=6)", 0.0)])
+def test_flops_with_one_client_is_central_training(schedule, last, tmp_path):
     """Gradient steps on the pooled data with the server's dual, written out with autograd."""
     settings = {"clients": 1, "cohort": 1, "rounds": 6, "hold": 2, "scale_from": 2}
     job = linear_job(
-        "flops", batch_size=200, gate_lr=0.4, dual_lr=30.0, target_density=0.1, **settings
-    )
+        "flops", batch_size=200, gate_lr=0.4, dual_lr=30.0, target_density=0.1, schedule=schedule,
+        **settings,
+    )  # fmt: skip
     rounds = rounds_of(job, tmp_path)
-    *_, last = rounds.play(rounds.start())
+    *_, played = rounds.play(rounds.start())
     server, method = job.method.init_server(fold(7, "init")), job.method
     w, a, price = server.weights["fc.weight"], server.gate_logits["fc.weight"], 0.0
     for number in range(1, 7):
@@ -178,13 +180,15 @@ def test_flops_with_one_client_is_central_training(tmp_path):
         gap = torch.sigmoid(a + method.gate.shift).mean() - 0.1
         (loss + price * gap).backward()
         price = price + 30 * gap.item() if gap > 0 else 0.0
-        w, a = (w - 0.01 * w.grad).detach(), (a - 0.4 * a.grad).detach().clamp(-10, 10)
+        factor = 1 + (last - 1) * (number - 1) / 6
+        w = (w - 0.01 * factor * w.grad).detach()
+        a = (a - 0.4 * factor * a.grad).detach().clamp(-10, 10)
         if number % 2 == 0 and number // 2 >= 2:
             size = (w * (1.2 * torch.sigmoid(a / 0.66) - 0.1).clamp(0, 1)).abs()
             kept = size >= size.flatten().topk(4).values[-1]
             a = (a + torch.where(kept, 0.3, -0.3)).clamp(-10, 10)
     assert price > 0
-    after = last.position.server
+    after = played.position.server
     torch.testing.assert_close(after.weights["fc.weight"], w)
     torch.testing.assert_close(after.gate_logits["fc.weight"], a, rtol=1e-5, atol=1e-5)
     assert after.dual.item() == pytest.approx(price, rel=1e-5)
@@ -377,6 +381,15 @@ def test_channels_are_chosen_once_they_have_been_trained():
 def test_channels_and_a_target_in_bytes_do_not_go_together():
     with pytest.raises(ConfigError, match="Use units=weights"):
         paper_job(method="flops_pa", units="channels", target_density=0.25, target_bytes=9000)
+
+
+@pytest.mark.parametrize(
+    "option", [{"ramp": -1}, {"clip_norm": 0}, {"target_density": 1.5}], ids=str
+)
+@pytest.mark.parametrize("method", ["flops", "flops_pa", "fediter_ht", "fedht", "fedsparse"])
+def test_values_that_cannot_work_are_refused(method, option):
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        small_job(method=method, **option)
 
 
 @pytest.mark.parametrize("method", ["flops", "flops_pa", "fediter_ht", "fedht", "fedavg_prune"])

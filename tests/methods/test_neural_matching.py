@@ -244,6 +244,7 @@ def test_matching_beats_the_mean_of_differently_started_networks():
         ({"gamma0": 0.0}, "gamma0"),
         ({"gamma0": [1.0, 2.0]}, "2 values for 1 hidden"),
         ({"sweeps": -1}, "sweeps"),
+        ({"clip_norm": 0}, "clip_norm"),
         ({"first_epochs": 0}, "first_epochs"),
         (
             {"dataset": "synthetic(task='values')", "model": "mlp", "partition": "iid"},

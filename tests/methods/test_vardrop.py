@@ -469,7 +469,14 @@ def test_statistics_of_normalisation_stay_local_and_are_averaged_on_the_server(t
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("ramp", 0), ("lr", 0), ("local_steps", 0), ("async_staleness", -1), ("warmup", -1)],
+    [
+        ("ramp", 0),
+        ("lr", 0),
+        ("local_steps", 0),
+        ("async_staleness", -1),
+        ("warmup", -1),
+        ("clip_norm", 0),
+    ],
 )
 def test_values_that_cannot_work_are_refused(option, value):
     with pytest.raises(ConfigError, match=option):

@@ -1,6 +1,7 @@
 """Variational dropout by default: a sampled cohort, whose posteriors are pooled."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -65,7 +66,9 @@ def test_what_is_masked_is_not_sent_and_stays_zero():
             assert tree.equal(up.mask, down.mask)
             assert metrics.mask is None if not down.mask else tree.equal(metrics.mask, down.mask)
             assert not after.model.posterior.weights  # clients keep nothing
-        if down.mask:
+        if not down.mask:  # there is no noise yet, and no variance is sent
+            assert paper_bytes(down) == paper_bytes(ups[0]) == 4 * (64 * 12 + 12 * 10 + BIASES)
+        else:
             kept = sum(int(m.sum()) for m in down.mask.values())
             assert 0 < kept < 64 * 12 + 12 * 10
             assert paper_bytes(down) == paper_bytes(ups[0]) == 4 * (2 * kept + BIASES)
@@ -105,3 +108,12 @@ def test_warm_up_ramp_and_rate_of_variances_follow_the_length_of_the_run():
     assert (method.warmup, method.ramp, method.variance_lr) == (12, 12, 0.5)
     given = small_job(method="vardrop", rounds=60, warmup=3, ramp=5, variance_lr=0.1).method
     assert (given.warmup, given.ramp, given.variance_lr) == (3, 5, 0.1)
+
+
+def test_a_ramp_that_does_not_fit_into_the_run_is_warned_of():
+    with pytest.warns(UserWarning, match=r"take 2 \+ 9 rounds and the run has 4: little will be"):
+        small_job(method="vardrop", rounds=4, warmup=2, ramp=9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_job(method="vardrop", rounds=4)
+        small_job(method="vardrop", rounds=4, warmup=4, ramp=9)  # dense on purpose
