@@ -24,7 +24,8 @@ def plan(
     """Predict bytes, FLOPs, memory and time of a run.
 
     Takes the settings of `fedsieve run` and really plays the first rounds; the others are taken to
-    be like the last of them. A method whose density still falls will send less than this says.
+    be like the last of them. Where density falls over the run, bytes in all and density are those
+    of a run of 20 rounds with one step each.
     """
     from fedsieve.api import one_thread
     from fedsieve.config import make
@@ -32,8 +33,9 @@ def plan(
     from fedsieve.job import build
 
     with one_thread():
-        job = build(make(settings))
-        found = forecast(job)
+        asked = make(settings)
+        job = build(asked)
+        found = forecast(asked, job)
     if json:
         typer.echo(msgspec.json.encode(dataclasses.asdict(found)).decode())
         return
@@ -45,9 +47,8 @@ def plan(
     _print(found)
     if found.rounds > PROBED:
         typer.echo(
-            f"Rounds after the {PROBED}th are taken to be like it: a method that is still dense "
-            "then, or in its warm-up, will send less than this; rounds after a warm-up may take "
-            "longer, and more memory."
+            f"Time and memory are those of the first {PROBED} rounds: after a warm-up they may be "
+            "more. Bytes in all follow density as it falls over the run."
         )
 
 

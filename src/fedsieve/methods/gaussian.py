@@ -98,14 +98,14 @@ class GaussianFit:
         self, model: Model, batch: Batch, bound: Bound, key: Key
     ) -> tuple[Posterior, float]:
         """Gradients of the bound at one mini-batch, what statistics lost in it, and the bound."""
-        at, fixed = self._learned(model, bound.rounds), self.task.buffers
+        at, fixed = self.learned(model, bound.rounds), self.task.buffers
         return local.gradient(self._objective(bound), at, batch, key=key, fixed=fixed)
 
     def train(
         self, model: Model, batches: Sequence[Batch], bound: Bound, key: Key
     ) -> Trained[Posterior]:
         """Steps along the gradients of the bound at one mini-batch after the other."""
-        at = self._learned(model, bound.rounds)
+        at = self.learned(model, bound.rounds)
         return local.train(
             self._objective(bound),
             at,
@@ -143,7 +143,7 @@ class GaussianFit:
 
         return objective
 
-    def _learned(self, model: Model, rounds: int) -> Posterior:
+    def learned(self, model: Model, rounds: int) -> Posterior:
         """What is fitted: in the warm-up weights alone, which then have no noise."""
         weights, log_variance = model.posterior
         return Posterior(weights, {} if rounds < (self.warmup or 0) else log_variance)

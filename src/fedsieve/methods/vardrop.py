@@ -3,11 +3,15 @@
 Paper    "Efficient federated learning via variational dropout", 2018: Algorithm 1 (`share_alpha`)
          and the variant behind its tables, in which log-variances stay on the devices.
 Symbols  theta -> weights   log sigma^2 -> log_variance   M_i -> up.mask   N -> devices
-Differs  choices the paper leaves open are in `gaussian.py`. A device that missed a round is sent
-         the model. Statistics of BatchNorm stay on devices, the server has their mean.
-         `local_steps` > 1 and `async_staleness` > 0 go beyond the paper.
+Differs  by default a round is local training: the cohort is sent the posterior where its signal is
+         not drowned, trains it for the job's steps and sends back what it changed; the server
+         averages by precision. Preset `paper` exchanges gradients at every step of all devices.
+         There a device that missed a round is sent the model, and statistics of BatchNorm stay on
+         devices, of which the server has the mean. Choices the paper leaves open are in
+         `gaussian.py`; `local_steps` and `async_staleness` > 0 go beyond it.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
@@ -20,7 +24,6 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Exact, Kept, Mask, Params, Sender
 from fedsieve.core.method import Batches, Method, Metrics, register
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import in_run
 from fedsieve.core.variational import Posterior
 from fedsieve.methods.gaussian import Bound, GaussianFit, Model
 
@@ -102,13 +105,14 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
     def in_run(self, rounds: int) -> Self:
         warmup = rounds // 5 if self.warmup is None else self.warmup
         ramp = max(rounds // 5, 1) if self.ramp is None else self.ramp
-        return replace(
-            self,
-            warmup=warmup,
-            ramp=ramp,
-            variance_lr=30 / rounds if self.variance_lr is None else self.variance_lr,
-            schedule=in_run(self.schedule, rounds),
-        )
+        if warmup < rounds < warmup + ramp:
+            warnings.warn(
+                f"vardrop: warm-up and ramp take {warmup} + {ramp} rounds and the run has {rounds}:"
+                " little will be pruned. Lower warmup and ramp or ask for more rounds.",
+                stacklevel=2,
+            )
+        variance_lr = 30 / rounds if self.variance_lr is None else self.variance_lr
+        return replace(super().in_run(rounds), warmup=warmup, ramp=ramp, variance_lr=variance_lr)
 
     @property
     def is_averaging(self) -> bool:
@@ -134,7 +138,7 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
 
     def broadcast(self, server: Server, client: int, key: Key) -> Down:
         if self.is_averaging:
-            weights, variances = server.model.posterior
+            weights, variances = self.learned(server.model, server.rounds)
             mask = self.mask(server.model, server.rounds)
             statistics = {n: weights[n] for n in sorted(self.task.buffers)}
             weights = {n: w for n, w in weights.items() if n not in statistics}
