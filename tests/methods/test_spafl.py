@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedsieve.config import make
 from fedsieve.core import cut, masks, tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold, normal
@@ -22,7 +23,7 @@ from small import rounds_of, small_job
 KEY = fold(0, "spafl")
 LR, ALPHA = 0.5, 0.1
 NAME = "0.weight"
-CODE = SpaFL.presets["code"]
+CODE = make({"method": "spafl", "preset": "code"}).options
 
 
 @dataclass(frozen=True)
@@ -506,7 +507,8 @@ def assert_alike(compact, masked, own, atol):
 @pytest.mark.parametrize("granularity", ["filter", "element"])
 def test_compact_training_equals_the_masked_run(preset, granularity):
     """Behind a ReLU a pruned row has no gradient: rows come and go alike in both runs."""
-    options = SpaFL.presets[preset] | {"granularity": granularity, "sparsity_weight": 0.05}
+    options = make({"method": "spafl", "preset": preset}).options
+    options |= {"granularity": granularity, "sparsity_weight": 0.05}
     masked, compact = deep(**options), deep(**options, compact_training=True)
     own = Local(*({n: t.double() for n, t in part.items()} for part in pruned(masked, 0.5)))
     assert_alike(compact, masked, own, atol=1e-14)
@@ -535,7 +537,8 @@ def normed(**options):
 @pytest.mark.parametrize("preset", ["code", "paper"])
 def test_rows_pruned_with_their_normalisation_are_cut_and_come_back_alike(preset):
     """Statistics alone rest where a channel is cut; training does not read them."""
-    options = SpaFL.presets[preset] | {"granularity": "filter", "sparsity_weight": 0.02}
+    options = make({"method": "spafl", "preset": preset}).options
+    options |= {"granularity": "filter", "sparsity_weight": 0.02}
     masked, compact = (
         normed(**options, prune_norms=True, compact_training=c) for c in (False, True)
     )
@@ -577,11 +580,12 @@ def test_a_row_pruned_with_its_normalisation_leaves_a_smaller_network():
 
 
 def test_without_a_preset_single_weights_are_pruned_but_none_of_the_output_layer():
-    """Else as the released program: a pruned output would be a class that is never predicted."""
+    """Else the released program's rounds: a pruned output is a class that is never predicted."""
     task = deep().task
     method = SpaFL(task=task)
-    changed = {"lr": 0.03, "granularity": "element", "unmasked": None}
-    assert {name: getattr(method, name) for name in CODE} == CODE | changed
+    assert (CODE["granularity"], method.granularity) == ("filter", "element")
+    same = ("training", "weight_ste", "clamp", "importance_norm", "importance_scope", "receivers")
+    assert all(getattr(method, name) == CODE[name] for name in same)
     assert [x.weight for x in method.masked] == ["0.weight", "3.weight"]
     assert [x.weight for x in SpaFL(task=task, unmasked=()).masked][-1] == "5.weight"
     assert [x.weight for x in SpaFL(task=linear_task()).masked] == [NAME]  # it has no other

@@ -22,6 +22,7 @@ from fedsieve.wire.codec import Decoder, encode
 from small import SETTINGS, rounds_of, small_job
 
 KEY = fold(0, "test")
+pytestmark = pytest.mark.filterwarnings("ignore:vardrop. warm-up")  # runs of a few rounds
 
 
 def vardrop_job(**settings):
