@@ -1,7 +1,7 @@
 """Every method with nothing set: accuracy, density and bytes on four data sets, three seeds.
 
     python benchmarks/defaults.py results/defaults.jsonl              # runs what is missing
-    python benchmarks/defaults.py results/defaults.jsonl --table      # prints the tables
+    python benchmarks/defaults.py results/defaults.jsonl --page docs/results/defaults.md
     python benchmarks/defaults.py mine.jsonl --only digits --methods fedavg flops_pa
 
 Digits run with no setting; MNIST, Fashion-MNIST and EMNIST letters with 100 clients, 20 steps
@@ -28,6 +28,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "fashion_mnist": LONG,
     "emnist_letters": LONG,
 }
+FIRST, LAST = "<!-- tables -->", "<!-- end of tables -->"
 PERSONAL = ("spafl", "local_only")
 
 
@@ -47,6 +48,13 @@ def run(job: tuple[str, str, int]) -> dict[str, Any]:
         "mb": round(sent / 1e6, 3),
         "seconds": round(result.summary.seconds, 1),
     }
+
+
+def rewritten(page: str, lines: list[dict[str, Any]]) -> str:
+    """The page with tables of these lines between its marks."""
+    before, _, rest = page.partition(FIRST)
+    _, _, after = rest.partition(LAST)
+    return f"{before}{FIRST}\n\n{tables(lines)}\n\n{LAST}{after}"
 
 
 def tables(lines: list[dict[str, Any]]) -> str:
@@ -98,7 +106,7 @@ def main() -> None:
     """Run what is missing, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--page", type=Path, help="write the tables into this page")
     parser.add_argument("--only", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--methods", nargs="*", default=list(registered()))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
@@ -108,8 +116,8 @@ def main() -> None:
         method_class(name)
     text = given.out.read_text() if given.out.exists() else ""
     lines = [json.loads(line) for line in text.splitlines()]
-    if given.table:
-        print(tables(lines))
+    if given.page:
+        given.page.write_text(rewritten(given.page.read_text(), lines))
         return
     done = {(x["dataset"], x["method"], x["seed"]) for x in lines}
     jobs = [(d, m, s) for s in given.seeds for d in given.only for m in given.methods]

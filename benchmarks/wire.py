@@ -165,7 +165,12 @@ def rivals(flat: Array, kept: Array, like: Params) -> str:
 
 def train(rounds: int) -> dict[str, Array]:
     """Workload A: the model's weights and one client's update; prints coding's share of a round."""
-    settings: dict[str, Any] = {**WORKLOADS["A"], "method": "fedavg", "cohort": 10}
+    settings: dict[str, Any] = {
+        **WORKLOADS["A"],
+        "method": "fedavg",
+        "preset": "paper",
+        "cohort": 10,
+    }
     result = fedsieve.run(**settings, rounds=rounds, eval_every=rounds)
     print(f"LeNet: {rounds} rounds of workload A, accuracy {result.summary.global_accuracy:.3f}")
     job, decoder = build(make(settings)), Decoder()

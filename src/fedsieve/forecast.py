@@ -26,6 +26,8 @@ from fedsieve.wire.inspect import inspect
 
 PROBED = 5
 IMAGED = 20  # rounds of the shorter run
+FALL = 0.02  # of density, below which it is that of weights rounded to 0
+IN_ROUNDS = ("ramp", "warmup")  # options that are counted in rounds
 NEVER = 10**9
 
 
@@ -149,9 +151,13 @@ def _image(asked: Config, job: Job) -> Image | None:
     """
     rounds = min(asked.rounds, IMAGED)
     cls, task = type(job.method), job.method.task
+    options = {
+        n: max(round(v * rounds / asked.rounds), 1) if n in IN_ROUNDS and v else v
+        for n, v in asked.options.items()
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a ramp of so many rounds is not meant for these
-        method = construct(cls, asked.options, asked.method, task=task).in_run(rounds)
+        method = construct(cls, options, asked.method, task=task).in_run(rounds)
     short = replace(
         job,
         method=method,
@@ -163,7 +169,7 @@ def _image(asked: Config, job: Job) -> Image | None:
         open_rounds(short, Path(folder), eval_every=NEVER) as opened,
     ):
         rows = [played.row for played in opened.play(opened.start())]
-    if rows[0].density == rows[-1].density:
+    if rows[0].density - rows[-1].density < FALL:
         return None
     return Image(
         sum(row.up_bytes + row.down_bytes for row in rows) / rounds,
