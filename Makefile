@@ -8,10 +8,10 @@ export FEDSIEVE_DATA ?= $(abspath $(firstword $(wildcard data ../shared/data)))
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test e2e check format bench bench-wire fuzz docs screenshot clean
+.PHONY: help setup demo test test-matrix e2e check format package bench bench-wire fuzz docs screenshot clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## build .venv with everything (only what changed)
 
@@ -32,6 +32,16 @@ demo: setup  ## seven methods on embedded data, in about a minute
 test: setup  ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
+# Each pair has a venv of its own below .matrix; MATRIX_TESTS and PAIRS narrow it down.
+PAIRS ?= 3.11:2.6.0 3.13:$(TORCH:torch==%=%)
+MATRIX_TESTS ?= tests
+test-matrix:  ## run all tests on other pairs of Python and torch: PAIRS="3.11:2.6.0 3.13:2.13.0"
+	@for pair in $(PAIRS); do \
+	  echo "Python $${pair%%:*}, torch $${pair##*:}" && \
+	  $(MAKE) --no-print-directory test PYTHON=python$${pair%%:*} VENV=.matrix/$${pair%%:*}-$${pair##*:} \
+	    TORCH=torch==$${pair##*:} PYTEST_FLAGS="$(PYTEST_FLAGS) $(MATRIX_TESTS)" || exit 1; \
+	done
+
 e2e: setup  ## deployments on real processes with faults (10 to 30 minutes)
 	$(BIN)/python -m pytest -m e2e tests/e2e
 
@@ -44,6 +54,17 @@ check: setup  ## lint, format, types, import rules
 format: setup  ## put code in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+package: setup  ## build wheel and sdist, check them, and use the wheel alone in a fresh environment
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist . > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
+	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
+	$(PYTHON) -m venv dist/fresh
+	dist/fresh/bin/pip install --quiet --disable-pip-version-check $(TORCH)
+	dist/fresh/bin/pip install --quiet --disable-pip-version-check dist/*.whl $(TORCH)
+	dist/fresh/bin/pip check
+	cd dist && fresh/bin/fedsieve --version && fresh/bin/fedsieve methods
+	cd dist && FEDSIEVE_DATA= fresh/bin/fedsieve run --rounds 2 --out run
 
 bench: setup  ## speed beside a hand-written loop, and the share of a step that is not training (minutes)
 	$(BIN)/python benchmarks/rounds.py
@@ -63,5 +84,5 @@ screenshot: setup  ## docs/figures/report.png from the newest demo's page, or PA
 	$(BIN)/python benchmarks/screenshot.py $(PAGE)
 
 clean:  ## remove what was built
-	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .matrix
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,6 +22,7 @@ from fedsieve.methods.threshold_training import Local
 KEY = fold(0, "bench")
 SETTINGS = {
     "method": "spafl",
+    "preset": "code",
     "clients": 100,
     "batch_size": 64,
     "lr": 1e-6,  # hardly moves: the pruned rows stay the same

@@ -88,7 +88,13 @@ def main() -> None:
     lines = []
     for task, own in TASKS.items():
         for method, space in SPACES.items() if given.only in task else ():
-            settings = {**SHARED, **own, "method": method, "rounds": given.rounds}
+            settings = {
+                **SHARED,
+                **own,
+                "method": method,
+                "preset": "paper",
+                "rounds": given.rounds,
+            }
             if method in {"fediter_ht", "fedavg_prune"}:
                 settings["units"] = "weights(biases=true)"  # as FLoPS counts
             if method == "fediter_ht":

@@ -25,6 +25,7 @@ from fedsieve.loop import open_rounds
 
 SETTINGS = {
     "method": "spafl",
+    "preset": "code",
     "dataset": "fashion_mnist",
     "model": "lenet5_caffe",
     "partition": "iid",

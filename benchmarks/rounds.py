@@ -160,7 +160,7 @@ def main() -> None:
         settings = WORKLOADS[name]
         rounds = 1 if name == "A" else 20  # in a turn
         try:
-            job = build(make({**settings, "method": "fedavg", "cohort": 10}))
+            job = build(make({**settings, "method": "fedavg", "preset": "paper", "cohort": 10}))
         except DataError as error:
             print(f"workload {name} left out: {error}")
             continue

@@ -14,8 +14,8 @@ from typing import Any
 import fedsieve
 
 SHARED: dict[str, Any] = {
-    "method": "fedsparse", "model": "conv_small", "clients": 20, "cohort": 10, "rounds": 12,
-    "batch_size": 16, "eval_every": 12, "server_lr": 2e-3,
+    "method": "fedsparse", "preset": "paper", "model": "conv_small", "clients": 20, "cohort": 10,
+    "rounds": 12, "batch_size": 16, "eval_every": 12, "server_lr": 2e-3,
 }  # fmt: skip
 RATE, COST = 1e-3, 5e-5
 STEPS, RATES, COSTS = (3, 10, 20), (5e-4, 1e-3, 2e-3), (5e-6, 5e-5, 5e-4)

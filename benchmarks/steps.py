@@ -31,6 +31,7 @@ from fedsieve.methods.vardrop import Down, Server, State, Up, VarDrop
 NEVER = 10**9
 SETTINGS = {
     "method": "vardrop",
+    "preset": "paper",
     "dataset": "mnist",
     "model": "cifarnet",
     "partition": "iid",

@@ -37,8 +37,9 @@ from fedsieve.engines.inline import Inline
 from fedsieve.engines.site import Site
 from fedsieve.job import build
 from fedsieve.models.zoo import read_model
+from fedsieve.wire import Precision
 from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
-from fedsieve.wire.precision import GROUP, Precision
+from fedsieve.wire.precision import GROUP
 from fedsieve.wire.schema import schema_of
 from rounds import WORKLOADS, by_fedsieve
 
@@ -164,7 +165,12 @@ def rivals(flat: Array, kept: Array, like: Params) -> str:
 
 def train(rounds: int) -> dict[str, Array]:
     """Workload A: the model's weights and one client's update; prints coding's share of a round."""
-    settings: dict[str, Any] = {**WORKLOADS["A"], "method": "fedavg", "cohort": 10}
+    settings: dict[str, Any] = {
+        **WORKLOADS["A"],
+        "method": "fedavg",
+        "preset": "paper",
+        "cohort": 10,
+    }
     result = fedsieve.run(**settings, rounds=rounds, eval_every=rounds)
     print(f"LeNet: {rounds} rounds of workload A, accuracy {result.summary.global_accuracy:.3f}")
     job, decoder = build(make(settings)), Decoder()

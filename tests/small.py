@@ -15,6 +15,8 @@ from fedsieve.engines.rounds import Rounds
 from fedsieve.engines.site import Site
 from fedsieve.engines.store import open_stores
 from fedsieve.job import Job, build
+from fedsieve.ledger.rows import Row
+from fedsieve.progress import Watcher
 
 SETTINGS: dict[str, Any] = {
     "dataset": "digits",
@@ -65,11 +67,22 @@ def same_in_a_pool(settings: dict[str, Any]) -> None:
     assert steady(pooled.rows) == steady(alone.rows)
 
 
+class StopAfter(Watcher):
+    """Ctrl-C at the end of a round."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def finished_round(self, row: Row) -> None:
+        if row.round == self.rounds:
+            raise KeyboardInterrupt
+
+
 def same_when_resumed(settings: dict[str, Any], folder: Path) -> None:
     """Fail unless a run stopped after two rounds and resumed gives the bits of a whole one."""
     whole = fedsieve.run(**SETTINGS | settings)
-    early = SETTINGS | settings | {"rounds": 2, "checkpoint_every": 1}
-    fedsieve.run(**early, out=folder)
-    resumed = fedsieve.run(out=folder, resume=True, rounds=SETTINGS["rounds"])
+    stopped = fedsieve.run(**SETTINGS | settings, out=folder, watcher=StopAfter(2))
+    assert stopped.summary.stopped == "after round 2 of 4"
+    resumed = fedsieve.run(out=folder, resume=True)
     assert resumed.summary.model_hash == whole.summary.model_hash
     assert steady(resumed.rows) == steady(whole.rows)

@@ -15,6 +15,7 @@ from fedsieve.config import expanded, make, to_toml
 from fedsieve.core import masks
 from fedsieve.core.errors import ConfigError, ResumeError
 from fedsieve.core.method import method_class
+from fedsieve.core.schedules import in_run
 from fedsieve.data.dataset import Dataset
 from fedsieve.engines.folder import RunFolder
 from fedsieve.engines.interrupt import Interrupt
@@ -26,10 +27,8 @@ from fedsieve.loop import OpenEngine, local_engine, open_rounds
 from fedsieve.progress import Watcher as Watcher  # noqa: PLC0414 - `fedsieve.api.Watcher` is public
 from fedsieve.progress import view
 from fedsieve.result import Result, global_model, summarise
+from fedsieve.settings import RESUMABLE
 
-RESUMABLE = {
-    "rounds", "workers", "checkpoint_every", "state_ram_mb", "data_root", "save_messages",
-}  # fmt: skip
 REPLAYABLE = {"dataset", "data_root", "workers"}
 
 
@@ -213,7 +212,12 @@ def settings_of(folder: RunFolder | None, named: dict[str, Any]) -> dict[str, An
         n
         for n in configuration.SETTINGS
         if n not in RESUMABLE and getattr(merged, n) != getattr(before, n)
-    ] + [n for n, v in merged.options.items() if v != before.options.get(n)]
+    ]
+    changed += [
+        n
+        for n, v in merged.options.items()
+        if in_run(v, before.rounds) != before.options.get(n)  # as when the run was built
+    ]
     if changed:
         raise ResumeError(
             f"{folder.path} was started with other values of {', '.join(changed)}. "

@@ -2,11 +2,12 @@
 
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
@@ -14,14 +15,19 @@ from fedsieve import api
 from fedsieve.config import make
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
+from fedsieve.core.options import construct
 from fedsieve.data.dataset import Dataset
 from fedsieve.engines.evaluate import evaluate
 from fedsieve.engines.rounds import Played
 from fedsieve.job import Job, build
 from fedsieve.loop import open_rounds
+from fedsieve.settings import Config
 from fedsieve.wire.inspect import inspect
 
 PROBED = 5
+IMAGED = 20  # rounds of the shorter run
+FALL = 0.02  # of density, below which it is that of weights rounded to 0
+IN_ROUNDS = ("ramp", "warmup")  # options that are counted in rounds
 NEVER = 10**9
 
 
@@ -40,7 +46,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Figures of a round are those of the last one probed."""
+    """Figures of a round are those of the last one probed; totals and `density` of the run."""
 
     rounds: int
     up: Direction
@@ -73,17 +79,20 @@ def plan(
         "model": model if isinstance(model, str) else "object:model",
     }
     with api.one_thread():
-        return forecast(
-            build(
-                make({n: v for n, v in named.items() if v is not None}),
-                dataset if isinstance(dataset, Dataset) else None,
-                None if isinstance(model, str) else model,
-            )
+        asked = make({n: v for n, v in named.items() if v is not None})
+        job = build(
+            asked,
+            dataset if isinstance(dataset, Dataset) else None,
+            None if isinstance(model, str) else model,
         )
+        return forecast(asked, job)
 
 
-def forecast(job: Job) -> Forecast:
-    """Run the first rounds of a job for real, on scratch space, and extrapolate from the last."""
+def forecast(asked: Config, job: Job) -> Forecast:
+    """Run the first rounds of a job for real, on scratch space, and extrapolate from the last.
+
+    Where density falls over the run, bytes are those of `asked` in fewer and shorter rounds.
+    """
     config = job.config
     probed = min(PROBED, config.rounds)
     with (
@@ -103,13 +112,16 @@ def forecast(job: Job) -> Forecast:
     up, down = _direction(played, "up"), _direction(played, "down")
     seconds = sum(row.seconds for row in rows) / probed
     evaluations = -(-config.rounds // config.eval_every)
+    image = (config.rounds > probed and _image(asked, job)) or Image(
+        up.true_bytes + down.true_bytes, up.paper_bytes + down.paper_bytes, last.row.density
+    )
     return Forecast(
         rounds=config.rounds,
         up=up,
         down=down,
-        total_bytes=config.rounds * (up.true_bytes + down.true_bytes)
+        total_bytes=round(config.rounds * image.true_bytes)
         + round(_distinct_clients(job) * (up.announced_bytes + down.announced_bytes)),
-        total_paper_bytes=config.rounds * (up.paper_bytes + down.paper_bytes),
+        total_paper_bytes=round(config.rounds * image.paper_bytes),
         total_macs=sum(row.flops_dense for row in rows) * config.rounds // probed,
         round_seconds=seconds,
         evaluation_seconds=evaluation,
@@ -119,7 +131,50 @@ def forecast(job: Job) -> Forecast:
         + _decoded_bytes(last),
         client_memory_bytes=_client_memory(job),
         client_state_bytes=state_bytes,
-        density=last.row.density,
+        density=image.density,
+    )
+
+
+class Image(NamedTuple):
+    """Bytes of a mean round and the last density of a run, seen in a shorter one."""
+
+    true_bytes: float
+    paper_bytes: float
+    density: float
+
+
+def _image(asked: Config, job: Job) -> Image | None:
+    """The run in a few rounds of one step each; None if its density stays as it is.
+
+    What depends on the length of a run shrinks with it, so that messages are those of a sample of
+    the run's rounds.
+    """
+    rounds = min(asked.rounds, IMAGED)
+    cls, task = type(job.method), job.method.task
+    options = {
+        n: max(round(v * rounds / asked.rounds), 1) if n in IN_ROUNDS and v else v
+        for n, v in asked.options.items()
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a ramp of so many rounds is not meant for these
+        method = construct(cls, options, asked.method, task=task).in_run(rounds)
+    short = replace(
+        job,
+        method=method,
+        config=replace(job.config, rounds=rounds),
+        federation=replace(job.federation, steps=1),
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="fedsieve-") as folder,
+        open_rounds(short, Path(folder), eval_every=NEVER) as opened,
+    ):
+        rows = [played.row for played in opened.play(opened.start())]
+    if rows[0].density - rows[-1].density < FALL:
+        return None
+    return Image(
+        sum(row.up_bytes + row.down_bytes for row in rows) / rounds,
+        sum(row.up_paper_bytes + row.down_paper_bytes for row in rows) / rounds,
+        rows[-1].density,
     )
 
 

@@ -1,15 +1,19 @@
 """A job: a configuration with everything it names, loaded, split and built."""
 
 import dataclasses
+import logging
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 import fedsieve.methods  # noqa: F401 - registers the methods
 from fedsieve.config import Config, method_options
-from fedsieve.core.errors import ConfigError
+from fedsieve.core.errors import ConfigError, DataError, ModelError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import AnyMethod, method_class
 from fedsieve.core.options import construct, read, spell
@@ -23,6 +27,7 @@ from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo import read_model
 
 DEFAULT_CLIENTS, DEFAULT_COHORT = 20, 10
+log = logging.getLogger("fedsieve")
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,14 @@ def build(
         choice = read_model(_model_choice(config, dataset))
         model_name = spell(choice)
         factory = lambda: choice.build(dataset.input_shape, dataset.num_outputs)  # noqa: E731
+        _refuse_giant(factory, model_name)
     if config.init_from is not None:
         factory = started_from(Path(config.init_from), factory)
     task = ModelTask(
         factory, dataset.kind, dataset.input_shape, is_tokens=dataset.layout == "tokens"
     )
     method = construct(method_class(config.method), config.options, config.method, task=task)
+    method = method.in_run(config.rounds)
     if config.init_from is not None and not method.takes_start:
         raise ConfigError(
             f"init_from: clients of {config.method} draw their own first networks. Leave it out."
@@ -74,6 +81,8 @@ def build(
         federation = federation.pooled()
     everyone = federation.num_clients
     cohort = everyone if method.asks_all else min(config.cohort or DEFAULT_COHORT, everyone)
+    if config.cohort not in {None, cohort}:
+        log.warning("cohort=%d is not used: %s.", config.cohort, _why_all(method, everyone))
     complete = dataclasses.replace(
         config,
         model=model_name,
@@ -100,7 +109,10 @@ def split_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset,
     """The data of a configuration, the full name of its partition, and the split itself."""
     if dataset is None:
         root = None if config.data_root is None else Path(config.data_root)
-        dataset = load(config.dataset, root, fold(config.seed, "dataset"))
+        try:
+            dataset = load(config.dataset, root, fold(config.seed, "dataset"))
+        except MemoryError as error:
+            raise DataError(f"data set {config.dataset}: {error}. Choose a smaller one.") from error
     else:
         dataset.check()
     dataset = dataset.scaled(config.input_scale)
@@ -108,6 +120,33 @@ def split_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset,
     clients = config.clients or (None if isinstance(how, Natural) else DEFAULT_CLIENTS)
     partition = split(dataset, how, clients, fold(config.seed, "partition"), config.validation)
     return dataset, str(spell(how)), partition
+
+
+def _refuse_giant(build: Callable[[], nn.Module], name: str) -> None:
+    """Refuse a model whose weights alone are more than the memory of this machine."""
+    try:
+        with torch.device("meta"):  # nothing is allocated
+            needed = sum(p.numel() * p.element_size() for p in build().parameters())
+    except (RuntimeError, TypeError) as error:
+        if "verflow" not in str(error):
+            raise
+        needed = sys.maxsize
+    there = sys.maxsize
+    if hasattr(os, "sysconf"):
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed >= there:
+        raise ModelError(
+            f"model {name}: its weights take {needed / 1e9:.3g} GB, this machine has "
+            f"{there / 1e9:.3g} GB of memory. Choose a smaller one."
+        )
+
+
+def _why_all(method: AnyMethod, everyone: int) -> str:
+    if method.pools_data:
+        return "this method trains on all data in one place"
+    if method.asks_all:
+        return f"this method asks every client in every round, all {everyone} take part"
+    return f"there are no more than {everyone} clients, all take part"
 
 
 def _partition_name(config: Config, dataset: Dataset) -> str:
@@ -128,4 +167,4 @@ def _model_choice(config: Config, dataset: Dataset) -> str:
     if dataset.layout == "rows":
         return "linear"
     side = dataset.input_shape[-1]
-    return "conv_small" if side < 20 else "lenet5_caffe" if side < 32 else "lenet5_wide"
+    return "conv_small" if side < 20 else "lenet5" if side < 32 else "lenet5_wide"

@@ -27,10 +27,10 @@ from fedsieve.job import canonical
 from fedsieve.ledger.rows import Evaluation, Row, Summary
 from fedsieve.progress import Watcher
 from fedsieve.result import Result
+from fedsieve.settings import INDIFFERENT
 
 T = TypeVar("T")
 log = logging.getLogger("fedsieve")
-INDIFFERENT = ("workers", "checkpoint_every", "state_ram_mb", "data_root", "save_messages")
 
 
 class Record(NamedTuple):

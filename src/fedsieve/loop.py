@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
+from fedsieve.engines.cores import busy
 from fedsieve.engines.inline import Inline
 from fedsieve.engines.plan import Plan
 from fedsieve.engines.pool import Pool
@@ -42,7 +43,8 @@ def local_engine(job: Job, folder: Path) -> Iterator[Engine]:
     )
     site = Site(job.method, job.federation, Wire(config.wire, config.error_feedback))
     kind = stores.states.kind
-    executor = Inline(site) if config.workers == 1 else Pool(site, config.workers, kind)
+    workers = busy(config.workers, config.cohort or 1)
+    executor = Inline(site) if workers == 1 else Pool(site, workers, kind)
     try:
         yield Engine(stores, executor)
     finally:

@@ -11,8 +11,8 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from fedsieve.config import Config
 from fedsieve.ledger.rows import Row
+from fedsieve.settings import Config
 
 REDRAW_SECONDS = 0.2  # between pictures in a notebook
 

@@ -9,17 +9,8 @@ from fedsieve.config import SETTINGS
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, generator
 from fedsieve.core.options import in_range, read, spell
+from fedsieve.settings import TUNABLE
 
-TUNABLE = (
-    "model",
-    "epochs",
-    "steps",
-    "batch_size",
-    "drop_last",
-    "cohort",
-    "wire",
-    "error_feedback",
-)
 RANGES = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH), choice(A,B,...)"
 
 

@@ -25,6 +25,7 @@ from fedsieve.config import SETTINGS, make
 from fedsieve.core.errors import ConfigError, FedsieveError, RoundError
 from fedsieve.core.method import method_class
 from fedsieve.core.options import coerce, in_range, spell
+from fedsieve.engines.cores import busy
 from fedsieve.engines.interrupt import Interrupt
 from fedsieve.ledger.rows import Row
 from fedsieve.library import Record
@@ -145,6 +146,7 @@ def run_all(
     settled = [settle({**job, **alone}) for job in jobs]
     names = [library.run_hash(settings) for settings in settled]
     waiting = dict(zip(names, settled, strict=True))
+    workers = busy(workers)
     ended: dict[str, Done] = {}
     started, of, ran = time.monotonic(), len(waiting), 0
 

@@ -20,7 +20,8 @@ from fedsieve.core.options import in_range
 from fedsieve.library import Record
 from fedsieve.report.budget import METRICS
 from fedsieve.report.compare import TUNING_FILE
-from fedsieve.space import TUNABLE, Range, Space, spelled
+from fedsieve.settings import TUNABLE
+from fedsieve.space import Range, Space, spelled
 from fedsieve.sweep import Done, Settings, Told, run_all, with_values
 
 LEAST_VALIDATION = 0.1

@@ -2,16 +2,23 @@
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from fedsieve.cli import names
 from fedsieve.cli.app import COMMANDS, application
+from fedsieve.cli.settings import MISSPELT
+from fedsieve.config import SETTINGS, method_options
 from fedsieve.core.method import registered
 from fedsieve.core.options import name_of
+from fedsieve.data.sources import LISTED
 from fedsieve.engines.interrupt import Interrupt
 from fedsieve.models.zoo import MODELS
 
@@ -94,6 +101,11 @@ def test_an_interrupted_run_exits_with_130(cli, monkeypatch):
         (["--set", "proximl=1"], ["unknown setting or fedavg option 'proximl'"]),
         (["--set", "roundz=1"], ["Did you mean 'rounds'?"]),
         (["--set", "novalue"], ["KEY=VALUE"]),
+        (["--proximal", "1"], ["fedavg option 'proximal': it is one of", "fedprox", "Choose"]),
+        (["--proximl", "1"], ["unknown setting or fedavg option 'proximl'"]),
+        (["--clients", "many"], ["clients='many'", "a whole number"]),
+        (["--wire", "int4"], ["wire='int4'", "'fp32' | 'bf16'"]),
+        (["--cohrt=3"], ["no --cohrt. Did you mean --cohort?"]),
         (["--rounds", "0"], ["rounds=0", "must be >= 1"]),
         (["--clients", "4", "--cohort", "5"], ["cohort=5 is more than clients=4"]),
         (["--clients", "100000"], ["clients"]),
@@ -106,6 +118,12 @@ def test_an_interrupted_run_exits_with_130(cli, monkeypatch):
         (["--dataset", "mnist", "--data-root", "nowhere"], ["nowhere", "train-images-idx3-ubyte"]),
         (["--dataset", "npz:nothing.npz"], ["nothing.npz"]),
         (["--dataset", "python:json:nothing"], ["json", "nothing"]),
+        (["--dataset", "python:os:system"], ["raised TypeError", "called without arguments"]),
+        (["--dataset", "synthetic(features=1000000000000)"], ["data set synthetic", "smaller"]),
+        (["--model", "mlp(hidden=[1000000000])"], ["its weights take 300 GB", "smaller"]),
+        (["--model", "mlp(hidden=[1000000000000000000])"], ["model mlp", "smaller"]),
+        (["--rounds=1", "--out=/dev/null/run"], ["/dev/null/run: cannot be a run folder"]),
+        (["--rounds=1", "--out", "x" * 300], ["name too long"]),
         (["--model", "lenet5_caffe"], ["lenet5_caffe", "8"]),
         (["--resume"], ["give --out"]),
     ],
@@ -178,12 +196,6 @@ def test_every_command_has_help(cli, command):
     assert "Usage" in out
 
 
-def test_the_list_of_commands_says_of_each_what_its_own_help_begins_with():
-    for command in application().registered_commands:
-        first, *_ = inspect.getdoc(command.callback).split("\n")
-        assert COMMANDS[command.name].about == first
-
-
 def test_a_path_that_cannot_be_used_is_named_without_a_traceback(tmp_path):
     (tmp_path / "file").write_text("")
     done = subprocess.run(
@@ -201,15 +213,107 @@ def test_the_version_is_that_of_the_package(cli):
     assert out.startswith(f"fedsieve {tomllib.loads(PROJECT.read_text())['project']['version']},")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["rnu"], ["run", "--help"], ["run", "--rouns"]])
-def test_help_and_wrong_arguments_are_answered_without_loading_torch(arguments):
+HEAVY = {"torch", "numpy", "scipy", "sklearn", "matplotlib", "pandas", "flwr"}
+
+
+def imported_by(*arguments, **environment):
+    """What a command prints, and which heavy modules it has imported."""
     code = (
         "import sys; from fedsieve.cli.app import main\n"
+        "sys.argv[0] = 'fedsieve'\n"
         "try: main()\n"
-        "except SystemExit: sys.exit('torch' in sys.modules)"
+        f"finally: print('HEAVY', *{HEAVY!r} & set(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True, text=True, check=False, env=os.environ | environment,
+    )  # fmt: skip
+    text, _, heavy = done.stderr.rpartition("HEAVY")
+    return done.stdout + text, heavy.split()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        *([name, "--help"] for name in COMMANDS),
+        ["rnu"],
+        ["run", "--rouns", "3"],
+        ["run", "--rounds", "many"],
+        ["compare"],
+        ["methods"],
+        ["--version"],
+    ],
+    ids=" ".join,
+)
+def test_help_lists_and_wrong_arguments_are_answered_without_torch(arguments):
+    text, heavy = imported_by(*arguments)
+    assert text
+    assert heavy == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("fedsieve re", {"reproduce", "report"}),
+        ("fedsieve run --error", {"--error-feedback"}),
+        ("fedsieve run --method fedp", {"fedprox"}),
+        ("fedsieve run --dataset fash", {"fashion_mnist"}),
+        ("fedsieve plan --model res", {"resnet8", "resnet18", "resnet20_gn"}),
+        ("fedsieve run --wire ", {"fp32", "bf16", "fp16", "int8"}),
+        ("fedsieve methods spa", {"spafl"}),
+    ],
+)
+def test_the_shell_completes_commands_flags_and_names(typed, expected):
+    words = typed.split(" ")
+    text, heavy = imported_by(
+        _FEDSIEVE_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(words) - 1)
     )
-    assert done.returncode == 0
-    assert "Usage" in done.stdout + done.stderr
+    assert set(text.split()) == expected
+    assert heavy == []
+
+
+def test_names_read_from_source_are_those_that_are_registered():
+    assert list(names.methods()) == list(registered())
+    for name, cls in registered().items():
+        assert names.methods()[name] == inspect.getmodule(cls).__doc__.split("\n")[0]
+    assert names.datasets() == sorted(map(name_of, LISTED))
+    assert names.models() == sorted(map(name_of, MODELS))
+
+
+def test_the_nearest_command_is_suggested_once(cli):
+    code, _, err = cli("rum")
+    assert code == 2
+    assert err.count("Did you mean 'run'?") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "sweep", "tune", "deploy"])
+def test_every_setting_is_a_flag(command):
+    flags = {f for p in get_command(application()).commands[command].params for f in p.opts}
+    own = {"tune": {"--method"}}  # several, with commas
+    assert {"--" + name.replace("_", "-") for name in SETTINGS} - flags <= own.get(command, set())
+
+
+def test_settings_and_options_of_the_method_are_flags(cli, tmp_path):
+    code, _, err = cli(
+        "run", *QUICK, "--method=spafl", "--error-feedback", "--wire", "int8", "--validation=0.2",
+        "--score-on", "validation", "--drop-last", "--min-replies", "2", "--state-ram-mb=50",
+        "--input-scale", "unit", "--sparsity-weight", "0.001", "--no-clamp", "--lr=0.02",
+        "--out", tmp_path / "a",
+    )  # fmt: skip
+    assert code == 0, err
+    told = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
+    options = told.pop("options")
+    expected = {
+        "error_feedback": True, "wire": "int8", "validation": 0.2, "score_on": "validation",
+        "drop_last": True, "min_replies": 2, "state_ram_mb": 50, "input_scale": "unit",
+    }  # fmt: skip
+    assert {name: told[name] for name in expected} == expected
+    assert (options["sparsity_weight"], options["clamp"], options["lr"]) == (0.001, False, 0.02)
+
+
+def test_no_option_of_a_method_is_taken_for_a_misspelt_flag():
+    known = [p.name for p in get_command(application()).commands["run"].params]
+    for cls in registered().values():
+        for option in method_options(cls):
+            assert not get_close_matches(option, known, cutoff=MISSPELT), option

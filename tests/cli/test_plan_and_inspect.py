@@ -20,10 +20,14 @@ def kept(cli, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fediter_ht"])
+@pytest.mark.parametrize(
+    "method",
+    [["fedavg"], ["fediter_ht", "--set=ramp=0"], ["fediter_ht"]],
+    ids=["dense", "sparse", "pruning"],
+)
 @pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
 def test_the_predicted_bytes_are_within_five_percent_of_the_run(cli, method, wire):
-    settings = (*SMALL, f"--method={method}", f"--wire={wire}")
+    settings = (*SMALL, "--method", *method, f"--wire={wire}")
     _, planned, _ = cli("plan", *settings, "--json")
     _, rows, _ = cli("run", *settings, "--json")
     summary = json.loads(rows.splitlines()[-1])
@@ -35,13 +39,31 @@ def test_the_predicted_bytes_are_within_five_percent_of_the_run(cli, method, wir
     assert forecast["total_macs"] == pytest.approx(summary["flops_dense"], rel=0.3)  # cohorts vary
 
 
+@pytest.mark.parametrize("ramp", [{}, {"ramp": 30}], ids=["of the run", "given"])
+def test_bytes_of_a_longer_run_follow_density_as_it_falls(ramp):
+    """After five rounds density is 0.57 or 0.62, at the end 0.1."""
+    settings = {"model": "mlp(hidden=[32])", "clients": 4, "cohort": 2, "rounds": 40, "steps": 2}
+    settings |= {"method": "fediter_ht", "eval_every": 40, **ramp}
+    planned, summary = fedsieve.plan(**settings), fedsieve.run(**settings).summary
+    true = summary.up_bytes + summary.down_bytes
+    assert planned.total_bytes == pytest.approx(true, rel=0.1)
+    assert planned.density == summary.density < 0.1
+
+
+def test_a_short_ramp_of_a_long_run_can_be_planned():
+    planned = fedsieve.plan(
+        method="vardrop", rounds=100, warmup=1, ramp=1, steps=1, clients=2, model="mlp(hidden=[4])"
+    )
+    assert planned.total_bytes > 0
+
+
 def test_a_plan_is_shown_as_tables(cli):
     code, out, _ = cli("plan", *SMALL)
     assert code == 0
     for words in ("true / limit", "in all", "server memory", "client memory", "time"):
         assert words in out
-    assert "Rounds after the 5th are taken to be like it" in out
-    assert "5th" not in cli("plan", *SMALL, "--rounds=5")[1]  # all were played
+    assert "Time and memory are those of the first 5 rounds" in out
+    assert "first 5" not in cli("plan", *SMALL, "--rounds=5")[1]  # all were played
 
 
 def test_a_plan_for_bad_settings_is_refused(cli):

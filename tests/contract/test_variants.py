@@ -7,9 +7,19 @@ from small import SETTINGS, same_in_a_pool, same_when_resumed
 
 VARIANTS = {
     "broadcasts to all": {"method": "spafl", "preset": "paper", "epochs": 2},
-    "changes in place of gradients": {"method": "vardrop", "local_steps": 2},
-    "late parcels": {"method": "vardrop", "async_staleness": 1},
-    "masks after a warm-up": {"method": "vardrop", "warmup": 2, "log_variance": -5.0},
+    "changes in place of gradients": {"method": "vardrop", "preset": "paper", "local_steps": 2},
+    "late parcels": {"method": "vardrop", "preset": "paper", "async_staleness": 1},
+    "masks after a warm-up": {
+        "method": "vardrop",
+        "preset": "paper",
+        "warmup": 2,
+        "log_variance": -5.0,
+    },
+    "a sampled cohort with masks": {"method": "vardrop", "warmup": 1, "log_variance": -5.0},
+    "gradients of gates": {"method": "flops", "preset": "paper", "hold": 2, "scale_from": 1},
+    "from the first round at its density": {"method": "flops_pa", "preset": "paper"},
+    "as sparse as the prior": {"method": "fedsparse", "preset": "paper"},
+    "one shot": {"method": "pfnm", "preset": "paper"},
 }
 variants = pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS.keys())
 

@@ -38,6 +38,41 @@ def test_top_k_keeps_exactly_the_largest_and_of_equals_the_first(params, kept):
     assert all(mask[n].shape == params[n].shape and mask[n].dtype == torch.bool for n in NAMES)
 
 
+LARGE = 3 * 4096 + 5  # so large that the edge is looked for in a sample first
+
+
+def large(kind, rng):
+    if kind == "normal":
+        return rng.normal(size=LARGE)
+    if kind == "mostly zero":
+        return rng.normal(size=LARGE) * (rng.random(LARGE) < 0.1)
+    if kind == "few values":
+        return rng.choice([-2.0, -1.0, -0.0, 0.0, 0.5, 1.0], size=LARGE)
+    if kind == "equal":
+        return np.full(LARGE, -3.0)
+    if kind == "rising":  # sorted: a sample of every third is in order as well
+        return np.sort(np.abs(rng.normal(size=LARGE)))
+    # Values that a sample of every third never meets: it misleads about where the edge is.
+    return np.where(np.arange(LARGE) % 3 == 0, 0.01, 1.0) * rng.random(LARGE)
+
+
+@pytest.mark.parametrize(
+    "kind", ["normal", "mostly zero", "few values", "equal", "rising", "misleading"]
+)
+def test_top_k_of_large_tensors_is_that_of_a_stable_sort(kind):
+    rng = np.random.default_rng(7)
+    flat = large(kind, rng).astype(np.float32)
+    params = {"a": torch.from_numpy(flat[:5000]).view(50, 100), "b": torch.from_numpy(flat[5000:])}
+    order = np.argsort(-np.abs(flat), kind="stable")
+    chosen = [1, 2, 100, 1000, LARGE // 3, LARGE // 2, LARGE - 1000, LARGE - 2, LARGE - 1, LARGE]
+    for kept in [*chosen, *rng.integers(1, LARGE, size=20).tolist()]:
+        mask = masks.top_k(params, ("a", "b"), kept)
+        found = np.concatenate([mask[n].numpy().reshape(-1) for n in ("a", "b")])
+        expected = np.zeros(LARGE, dtype=bool)
+        expected[order[:kept]] = True
+        assert np.array_equal(found, expected), kept
+
+
 def test_top_k_compares_across_tensors_and_reads_them_in_logical_order():
     params = {"a": torch.tensor([[5.0, 1.0], [1.0, 4.0]]).T, "b": torch.tensor([-6.0, 0.0])}
     mask = masks.top_k(params, ("a", "b"), 4)

@@ -27,7 +27,6 @@ from fedsieve.data.schemes import (
     Quantity,
     Shards,
 )
-from fedsieve.data.sources import load
 
 KEY = fold(0, "partition")
 alphas = st.sampled_from([1e-6, 0.05, 0.5, 1.0, 100.0])
@@ -418,8 +417,8 @@ def test_describe_counts_classes_and_labels():
     assert describe(partition, replace(data, kind="values"))[0].classes == ()
 
 
-def test_writers_of_mnist_become_clients(data_root):
-    data = load("qmnist_writers", data_root, KEY)
+def test_writers_of_mnist_become_clients(loaded):
+    data = loaded("qmnist_writers")
     partition = split(data, "natural", None, KEY)
     assert len(partition.train) == 539
     sizes = zip(partition.train, partition.test, strict=True)

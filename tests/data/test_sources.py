@@ -18,22 +18,6 @@ MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
-@pytest.fixture(scope="module")
-def loaded(data_root):
-    """Each source at most once."""
-    cache = {}
-
-    def get(name):
-        if name not in cache:
-            row = next(r for r in sources.catalogue(data_root) if r.name == name)
-            if not row.is_present:
-                pytest.skip(f"no files of {name} under {data_root}")
-            cache[name] = sources.load(name, data_root, KEY)
-        return cache[name]
-
-    return get
-
-
 def histogram(y):
     return y.bincount().tolist()
 
@@ -137,8 +121,8 @@ def test_cifar100_subset_goes_round_the_classes(loaded):
     assert data.x.shape == (10000, 32, 32, 3)
 
 
-def test_shakespeare_windows_continue_with_their_target(loaded, data_root):
-    data = loaded("shakespeare")
+def test_windows_of_tiny_shakespeare_continue_with_their_target(loaded, data_root):
+    data = loaded("tiny_shakespeare")
     text = gzip.decompress((data_root / "tinyshakespeare/input.txt.gz").read_bytes()).decode()
     lines = speeches(text)
     assert len(text) == 1115394
@@ -157,11 +141,11 @@ def test_shakespeare_windows_continue_with_their_target(loaded, data_root):
 
 
 def test_a_longer_window_leaves_out_more_speakers(loaded, data_root):
-    longer = sources.load("shakespeare(window=400)", data_root, KEY)
+    longer = loaded("tiny_shakespeare(window=400)")
     assert longer.input_shape == (400,)
-    assert longer.owners.max() < loaded("shakespeare").owners.max()
+    assert longer.owners.max() < loaded("tiny_shakespeare").owners.max()
     with pytest.raises(DataError, match="Lower window"):
-        sources.load("shakespeare(window=1000000)", data_root, KEY)
+        sources.load("tiny_shakespeare(window=1000000)", data_root, KEY)
 
 
 def test_delicious_has_500_words_and_983_tags(loaded):
@@ -173,9 +157,9 @@ def test_delicious_has_500_words_and_983_tags(loaded):
     assert (data.y.sum(1) > 0).float().mean() > 0.99
 
 
-def test_delicious_may_be_cut_to_its_most_frequent_labels(loaded, data_root):
+def test_delicious_may_be_cut_to_its_most_frequent_labels(loaded):
     whole = loaded("delicious")
-    cut = sources.load("delicious(labels=103)", data_root, KEY)
+    cut = loaded("delicious(labels=103)")
     assert cut.num_outputs == cut.y.shape[1] == cut.y_test.shape[1] == 103
     often = sorted(whole.y.sum(0).tolist(), reverse=True)
     assert sorted(cut.y.sum(0).tolist(), reverse=True) == often[:103]
@@ -366,3 +350,9 @@ def test_rcv1_takes_the_most_frequent_topics_of_scikit_learns_files(tmp_path, mo
     assert data.x.shape == (5, 47236)
     assert data.y.tolist() == [[1, 1]] * 5
     assert data.y_test.tolist() == topics["test"][:3, [7, 50]].tolist()
+
+
+def test_an_old_name_is_read_as_the_new_one_with_a_word(tmp_path, caplog):
+    with pytest.raises(DataError, match="tiny_shakespeare: missing tinyshakespeare/input"):
+        sources.load("shakespeare(window=40)", tmp_path, KEY)
+    assert "'shakespeare' is called tiny_shakespeare now" in caplog.text

@@ -22,7 +22,7 @@ from fedsieve.engines.site import Refusal, Site, Train
 from fedsieve.methods.fediter_ht import FedIterHT
 from fedsieve.wire.codec import encode
 from fedsieve.wire.schema import schema_of
-from small import SETTINGS, rounds_of, small_job, steady
+from small import SETTINGS, StopAfter, rounds_of, small_job, steady
 
 
 def flat(number, size=80):
@@ -61,7 +61,8 @@ def test_the_table_holds_at_most_its_limit(monkeypatch):
 
 
 def job_of(lr=0.01, **settings):
-    return small_job(method="fediter_ht", lr=lr, **{"cohort": 5, "rounds": 3} | settings)
+    shared = {"method": "fediter_ht", "ramp": 0, "optimiser": "adam", "cohort": 5, "rounds": 3}
+    return small_job(lr=lr, **shared | settings)
 
 
 def mask_bytes(played, direction):
@@ -271,10 +272,10 @@ def test_observers_read_what_is_coded_against_masks_they_hold(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_resumed_run_sends_the_same_bytes(workers, tmp_path):
-    options = SETTINGS | {"method": "fediter_ht", "lr": 0.01}
+    options = SETTINGS | {"method": "fediter_ht", "ramp": 0, "optimiser": "adam", "lr": 0.01}
     whole = fedsieve.run(**options, out=tmp_path / "whole")
-    fedsieve.run(**options | {"rounds": 2, "checkpoint_every": 1}, out=tmp_path / "run")
-    resumed = fedsieve.run(out=tmp_path / "run", resume=True, rounds=4, workers=workers)
+    fedsieve.run(**options, out=tmp_path / "run", watcher=StopAfter(2))
+    resumed = fedsieve.run(out=tmp_path / "run", resume=True, workers=workers)
     assert steady(resumed.rows) == steady(whole.rows)
     assert resumed.summary.model_hash == whole.summary.model_hash
     ledgers = [

@@ -82,7 +82,7 @@ def test_a_failed_client_is_as_if_absent_and_counted(accident, tmp_path, caplog)
     ("method", "kind", "field"), [("pfnm", pfnm.Up, "client"), ("vardrop", vardrop.Up, "device")]
 )
 def test_a_reply_signed_by_another_client_is_left_out(method, kind, field, tmp_path, caplog):
-    rounds = rounds_of(small_job(method=method, rounds=1, cohort=5), tmp_path)
+    rounds = rounds_of(small_job(method=method, preset="paper", rounds=1, cohort=5), tmp_path)
     inner = rounds.execute
 
     def execute(requests):
@@ -263,7 +263,7 @@ def test_equal_broadcasts_are_encoded_once():
 
 def test_a_mask_is_coded_once_against_one_that_all_hold(tmp_path, monkeypatch):
     """Devices of vardrop have masks of their own, and the union they were all sent before."""
-    job = small_job(method="vardrop", log_variance=-4.0, lr=0.01, variance_lr=0.5)
+    job = small_job(method="vardrop", preset="paper", log_variance=-4.0, lr=0.01, variance_lr=0.5)
     rounds = rounds_of(job, tmp_path, eval_every=10**9)
     calls = []
     monkeypatch.setattr(post, "encode", lambda *args: calls.append(args) or encode(*args))

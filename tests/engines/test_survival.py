@@ -1,5 +1,7 @@
 """Nothing is lost: kill -9, Ctrl-C, crashes and half-written files, on real processes."""
 
+import errno
+import itertools
 import json
 import os
 import signal
@@ -14,8 +16,8 @@ from safetensors.torch import load_file
 import fedsieve
 from fedsieve.config import read_toml
 from fedsieve.core import tree
-from fedsieve.core.errors import ResumeError, RoundError
-from fedsieve.engines import rounds
+from fedsieve.core.errors import ResumeError, RoundError, StorageError
+from fedsieve.engines import blob, rounds
 from fedsieve.engines.folder import RunFolder
 from fedsieve.ledger.rows import Row
 from small import SETTINGS, steady
@@ -100,7 +102,7 @@ def test_a_run_that_fails_keeps_what_was_done(tmp_path):
     with pytest.raises(RoundError, match="non-finite"):
         fedsieve.run(
             dataset="synthetic(task=values, rows=200, features=50)", clients=4, rounds=200,
-            lr=5.0, out=tmp_path / "run",
+            preset="paper", lr=5.0, out=tmp_path / "run",
         )  # fmt: skip
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["rounds"] == len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
@@ -125,6 +127,8 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
         {"optimiser": "adam", "lr": "1e-2"},
         {"lr": 1, "cohort": 3},
         {"method": "spafl", "preset": "paper", "steps": 2},
+        {"schedule": "cosine(floor=0.1)"},
+        {"method": "fediter_ht", "schedule": "linear"},
         {"options": {"lr": 0.05}, "partition": "dirichlet(0.5)", "model": "mlp(hidden=[8])"},
         {"clients": None, "cohort": 500, "min_replies": 500},
     ],
@@ -170,13 +174,35 @@ def test_resume_without_a_folder_is_refused():
         fedsieve.run(resume=True)
 
 
-def test_a_finished_run_resumes_to_itself_and_can_be_extended(tmp_path):
-    done = fedsieve.run(**SETTINGS, out=tmp_path / "run")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "fedavg", "schedule": "constant"},
+        {"method": "fediter_ht", "schedule": "constant", "ramp": 0},
+    ],
+    ids=lambda options: options["method"],
+)
+def test_a_finished_run_resumes_to_itself_and_can_be_extended(options, tmp_path):
+    """To the bits of a run of that length, where nothing is as long as the run."""
+    done = fedsieve.run(**SETTINGS | options, out=tmp_path / "run")
     again = fedsieve.run(out=tmp_path / "run", resume=True)
     assert again.summary.model_hash == done.summary.model_hash
     longer = fedsieve.run(out=tmp_path / "run", resume=True, rounds=6)
-    whole = fedsieve.run(**SETTINGS | {"rounds": 6})
+    whole = fedsieve.run(**SETTINGS | options | {"rounds": 6})
     assert longer.summary.model_hash == whole.summary.model_hash
+    assert steady(longer.rows) == steady(whole.rows)
+
+
+def test_a_schedule_keeps_the_length_of_the_run_it_was_begun_with(tmp_path):
+    """Whoever extends a run has the rounds there were, and goes on at the end of the schedule."""
+    settings = SETTINGS | {"method": "fediter_ht", "rounds": 3}
+    done = fedsieve.run(**settings, out=tmp_path / "run")
+    longer = fedsieve.run(out=tmp_path / "run", resume=True, rounds=4)
+    assert longer.rows[:3] == done.rows
+    assert str(longer.config.options["schedule"]) == str(done.config.options["schedule"])
+    assert longer.config.options["schedule"].until == 3
+    assert longer.config.options["ramp"] == 2
+    assert longer.rows[3].density == done.rows[2].density
 
 
 def test_a_run_folder_holds_a_configuration_that_runs_again(tmp_path):
@@ -218,3 +244,27 @@ def test_an_end_in_the_middle_of_a_round_leaves_a_folder_that_resumes_to_the_sam
     assert stopped.summary.stopped == "after round 2 of 4"
     resumed = fedsieve.run(out=folder, resume=True)
     assert resumed.summary.model_hash == fedsieve.run(**settings).summary.model_hash
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local_only"])
+@pytest.mark.parametrize("writes", [1, 4, 7])
+def test_a_full_disk_ends_in_one_sentence_and_the_run_goes_on_with_room(
+    method, writes, tmp_path, monkeypatch
+):
+    settings, folder = SETTINGS | {"method": method, "checkpoint_every": 1}, tmp_path / "run"
+    write, count = blob.write, itertools.count()
+
+    def full(path, data):
+        if next(count) >= writes:
+            path.with_name(path.name + ".tmp").write_bytes(data[:10])
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blob, "write", full)
+        with pytest.raises(StorageError, match=r"No space left on device.*--resume"):
+            fedsieve.run(**settings, out=folder)
+    assert not (folder / "result.json").exists()
+    resumed, whole = fedsieve.run(out=folder, resume=True), fedsieve.run(**settings)
+    assert resumed.summary.model_hash == whole.summary.model_hash
+    assert steady(resumed.rows) == steady(whole.rows)

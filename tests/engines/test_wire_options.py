@@ -14,7 +14,7 @@ from fedsieve.engines.feedback import add_residual, residual_of
 from fedsieve.engines.inline import Inline
 from fedsieve.engines.site import Site, Wire
 from fedsieve.wire.codec import Coding, Decoder, encode
-from small import METHODS, SETTINGS, rounds_of, small_job, steady
+from small import METHODS, SETTINGS, StopAfter, rounds_of, small_job, steady
 
 LONGER = SETTINGS | {"rounds": 12, "eval_every": 4}
 ROUNDED = ("bf16", "fp16", "int8")
@@ -67,9 +67,9 @@ def test_int8_takes_at_most_a_byte_a_value_and_four_a_group(tmp_path):
 def test_in_line_pool_and_resumed_agree_bit_for_bit(method, wire, feedback, tmp_path):
     options = SETTINGS | {"method": method, "wire": wire, "error_feedback": feedback}
     whole = fedsieve.run(**options)
-    fedsieve.run(**options | {"rounds": 2, "checkpoint_every": 1}, out=tmp_path / "run")
-    resumed = fedsieve.run(out=tmp_path / "run", resume=True, rounds=3)
-    pooled = fedsieve.run(out=tmp_path / "run", resume=True, rounds=4, workers=2)
+    fedsieve.run(**options, out=tmp_path / "run", watcher=StopAfter(2))
+    resumed = fedsieve.run(out=tmp_path / "run", resume=True, watcher=StopAfter(3))
+    pooled = fedsieve.run(out=tmp_path / "run", resume=True, workers=2)
     assert steady(resumed.rows) == steady(whole.rows)[:3]
     assert steady(pooled.rows) == steady(whole.rows)
     assert pooled.summary.model_hash == whole.summary.model_hash

@@ -22,7 +22,7 @@ def test_local_training_sends_nothing_and_keeps_models_apart(tmp_path):
 def test_momentum_of_local_training_lives_on_over_rounds(tmp_path):
     """Two rounds of one epoch equal one loop over both epochs."""
     settings = {"method": "local_only", "clients": 1, "cohort": 1, "partition": "iid"}
-    job = small_job(**settings, rounds=2, optimiser="sgd(momentum=0.9)")
+    job = small_job(**settings, preset="paper", lr=0.1, rounds=2, optimiser="sgd(momentum=0.9)")
     rounds = rounds_of(job, tmp_path)
     list(rounds.play(rounds.start()))
     weights = {
@@ -65,7 +65,7 @@ def test_anchors_stand_on_either_side_of_fedavg():
 
 @pytest.mark.parametrize("density", [0.05, 0.25])
 def test_fediter_ht_holds_exactly_m_weights_in_every_message(density):
-    job = small_job(method="fediter_ht", target_density=density, rounds=2)
+    job = small_job(method="fediter_ht", preset="paper", target_density=density, rounds=2)
     method = job.method
     server = method.init_server(fold(0, "init"))
     size = sum(server.weights[n].numel() for n in method.task.graph.maskable)
@@ -95,8 +95,8 @@ def test_fediter_ht_from_zero_recovers_a_planted_support():
     result = fedsieve.run(
         dataset="synthetic(task=values, rows=2000, features=200, density=0.05, snr=20)",
         partition="iid", clients=10, cohort=10, rounds=30, steps=10, batch_size=20,
-        method="fediter_ht", target_density=0.05, start="zero", optimiser="sgd", lr=0.005,
-        eval_every=30,
+        method="fediter_ht", preset="paper", target_density=0.05, start="zero", optimiser="sgd",
+        lr=0.005, eval_every=30,
     )  # fmt: skip
     assert result.summary.density == pytest.approx(0.05)
     assert result.summary.global_accuracy > 0.9  # R2; the noise alone leaves 1/21 unexplained

@@ -29,8 +29,15 @@ def assert_close(a, b, tolerance=1e-6):
         torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance)
 
 
-def test_one_client_and_one_step_of_fedavg_is_one_sgd_step(tmp_path):
-    job = small_job(method="fedavg", clients=1, cohort=1, rounds=1, steps=1, partition="iid")
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [({"preset": "paper"}, None), ({"input_scale": "raw255"}, 1.0), ({"clip_norm": 0.05}, 0.05)],
+    ids=["paper", "default", "tight"],
+)
+def test_one_client_and_one_step_of_fedavg_is_one_sgd_step(options, limit, tmp_path):
+    """Along the gradient, or as much of it as `clip_norm` leaves."""
+    settings = {"clients": 1, "cohort": 1, "rounds": 1, "steps": 1, "partition": "iid"}
+    job = small_job(method="fedavg", **settings, **options)
     rounds = rounds_of(job, tmp_path)
     start = rounds.start()
     (played,) = rounds.play(start)
@@ -41,8 +48,11 @@ def test_one_client_and_one_step_of_fedavg_is_one_sgd_step(tmp_path):
     gradients = torch.autograd.grad(
         nn.functional.cross_entropy(outputs, batch.y), list(weights.values())
     )
+    length = torch.cat([g.flatten() for g in gradients]).norm().item()
+    assert limit is None or length > limit  # else nothing is clipped
+    rate = 0.1 if limit is None else 0.1 * limit / length
     stepped = {
-        n: (w - 0.1 * g).detach() for (n, w), g in zip(weights.items(), gradients, strict=True)
+        n: (w - rate * g).detach() for (n, w), g in zip(weights.items(), gradients, strict=True)
     }
     assert_close(played.position.server.weights, stepped)
 

@@ -13,7 +13,7 @@ from small import rounds_of, small_job
 
 
 def job_of(**settings):
-    return small_job(**{"method": "feddrop", "model": "conv_small", **settings})
+    return small_job(**{"method": "feddrop", "preset": "paper", "model": "conv_small", **settings})
 
 
 def start(job):
@@ -105,7 +105,7 @@ def test_a_coordinate_is_the_mean_over_the_clients_that_held_it():
 
 def test_without_dropping_it_is_fedopt(tmp_path):
     def final(folder, **settings):
-        job = small_job(rounds=2, weighting="uniform", lr=0.05, server_lr=1e-3, **settings)
+        job = small_job(preset="paper", rounds=2, weighting="uniform", server_lr=1e-3, **settings)
         rounds = rounds_of(job, folder, eval_every=10**6)
         *_, last = rounds.play(rounds.start())
         return last.position.server.weights

@@ -21,7 +21,9 @@ HARSH = {"gate_cost": 1e-3, "threshold_lr": 5e-3, "lr": 0.05}
 
 
 def job_of(**settings):
-    return small_job(**{"method": "fedsparse", "model": "conv_small", "clients": 5, **settings})
+    return small_job(
+        **{"method": "fedsparse", "preset": "paper", "model": "conv_small", **settings}
+    )
 
 
 def played(tmp_path, **settings):

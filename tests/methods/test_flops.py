@@ -11,6 +11,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold, uniform
 from fedsieve.core.method import method_class
 from fedsieve.core.optimisers import ascend
+from fedsieve.core.units import Weights
 from fedsieve.methods.flops_pa import Sparse
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo import read_model
@@ -21,7 +22,11 @@ LINEAR = {"dataset": "synthetic(task=values, rows=200, test_rows=50, features=40
 
 def linear_job(method, **settings):
     shared = {"model": "linear", "partition": "quantity(1.0)", "method": method, "lr": 0.01}
-    return small_job(**LINEAR | shared | settings)
+    return paper_job(**LINEAR | shared | settings)
+
+
+def paper_job(**settings):
+    return small_job(preset="paper", **settings)
 
 
 def random_point(method, seed=3):
@@ -33,9 +38,9 @@ def random_point(method, seed=3):
 
 @pytest.mark.parametrize("test_gate", ["median", "untempered"])
 def test_expanding_what_was_compressed_changes_nothing_if_all_is_kept(test_gate):
-    method = small_job(method="flops_pa", target_density=1.0, test_gate=test_gate).method
+    method = paper_job(method="flops_pa", target_density=1.0, test_gate=test_gate).method
     weights, logits = random_point(method)
-    model = method._compress(weights, logits, method.largest(weights, logits, method.budget))
+    model = method._compress(weights, logits, method.largest(weights, logits, method.budget(0)))
     assert all(m.all() for m in model.mask.values())
     again, logits_again = method._expand(model.effective, model.all_gates)
     torch.testing.assert_close(again, weights)
@@ -43,9 +48,9 @@ def test_expanding_what_was_compressed_changes_nothing_if_all_is_kept(test_gate)
 
 
 def test_what_is_left_out_of_a_message_is_zero_with_the_mean_gate():
-    method = small_job(method="flops_pa", target_density=0.2).method
+    method = paper_job(method="flops_pa", target_density=0.2).method
     weights, logits = random_point(method)
-    model = method._compress(weights, logits, method.largest(weights, logits, method.budget))
+    model = method._compress(weights, logits, method.largest(weights, logits, method.budget(0)))
     medians = method.test_gates(logits)
     outside = torch.cat([medians[n][~m] for n, m in model.mask.items()])
     assert model.rest == pytest.approx(outside.mean().item())
@@ -73,14 +78,14 @@ def test_a_gate_that_was_sent_as_zero_is_not_taken_for_one_left_out():
 
 
 def test_the_plain_inverse_is_the_logit_of_clamped_gates_times_beta():
-    method = small_job(method="flops_pa", inverse="plain").method
+    method = paper_job(method="flops_pa", inverse="plain").method
     found = method._invert({"x": torch.tensor([0.0, 0.25, 1.0])})["x"]
     expected = [0.66 * math.log(p / (1 - p)) for p in (0.01, 0.25, 0.99)]
     torch.testing.assert_close(found, torch.tensor(expected))
 
 
 def test_the_untempered_test_gate_closes_at_the_older_threshold():
-    method = small_job(method="flops", test_gate="untempered").method
+    method = paper_job(method="flops", test_gate="untempered").method
     edge = math.log(0.1 / 1.1)  # where sigmoid(a) * 1.2 = 0.1: -2.398
     gates = method.test_gates({"x": torch.tensor([edge - 0.01, edge + 0.01])})["x"]
     assert gates[0] == 0 < gates[1]
@@ -127,10 +132,10 @@ def test_a_client_of_flops_pa_pays_for_density_as_the_price_rises_by_hand():
 @pytest.mark.parametrize("rate", [0.05, 0.3])
 def test_additive_scaling_leaves_exactly_m_open_gates_when_it_should(rate):
     """A gate at logit a0 closes after ceil((a0 + shift) / r) steps, and not before."""
-    method = small_job(method="flops", target_density=0.1, scale_rate=rate).method
+    method = paper_job(method="flops", target_density=0.1, scale_rate=rate).method
     weights = method.task.init_params(fold(1))
     logits = {n: torch.full(s, 1.0) for n, s in method.units.shapes(method.task.graph).items()}
-    kept = method.units.choose(method.task.graph, weights, method.budget)
+    kept = method.units.choose(method.task.graph, weights, method.budget(0))
     steps = math.ceil((1.0 + method.gate.shift) / rate)
     size = sum(a.numel() for a in logits.values())
     for step in range(1, steps + 1):
@@ -142,47 +147,79 @@ def test_additive_scaling_leaves_exactly_m_open_gates_when_it_should(rate):
 
 
 def test_the_literal_scaling_rule_never_closes_an_open_gate():
-    method = small_job(
+    method = paper_job(
         method="flops", target_density=0.1, scaling="multiplicative", scale_rate=0.1
     ).method
     weights = method.task.init_params(fold(1))
     logits = {n: torch.full(s, 1.0) for n, s in method.units.shapes(method.task.graph).items()}
-    kept = method.units.choose(method.task.graph, weights, method.budget)
+    kept = method.units.choose(method.task.graph, weights, method.budget(0))
     for _ in range(200):
         logits = method.scale(logits, kept)
     assert all((g >= 0.5).all() for g in method.test_gates(logits).values())
 
 
-def test_flops_with_one_client_is_central_training(tmp_path):
+@pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear(until=6)", 0.0)])
+def test_flops_with_one_client_is_central_training(schedule, last, tmp_path):
     """Gradient steps on the pooled data with the server's dual, written out with autograd."""
     settings = {"clients": 1, "cohort": 1, "rounds": 6, "hold": 2, "scale_from": 2}
     job = linear_job(
-        "flops", batch_size=200, gate_lr=0.4, dual_lr=30.0, target_density=0.1, **settings
-    )
+        "flops", batch_size=200, gate_lr=0.4, dual_lr=30.0, target_density=0.1, schedule=schedule,
+        **settings,
+    )  # fmt: skip
     rounds = rounds_of(job, tmp_path)
-    *_, last = rounds.play(rounds.start())
+    *_, played = rounds.play(rounds.start())
     server, method = job.method.init_server(fold(7, "init")), job.method
     w, a, price = server.weights["fc.weight"], server.gate_logits["fc.weight"], 0.0
     for number in range(1, 7):
         key = fold(7, "client", number, 0)
         batch = job.federation.batches(0).draw(fold(key, "batch"))
         w, a = w.clone().requires_grad_(), a.clone().requires_grad_()
-        noise = uniform(fold(key, "gate", "fc.weight"), a.shape).clamp(1e-6, 1 - 1e-6)
+        noise = uniform(fold(fold(key, 1), "gate", "fc.weight"), a.shape)
         z = (1.2 * torch.sigmoid((torch.logit(noise) + a) / 0.66) - 0.1).clamp(0, 1)
         loss = ((batch.x @ (w * z).T)[:, 0] - batch.y).square().mean()
         gap = torch.sigmoid(a + method.gate.shift).mean() - 0.1
         (loss + price * gap).backward()
         price = price + 30 * gap.item() if gap > 0 else 0.0
-        w, a = (w - 0.01 * w.grad).detach(), (a - 0.4 * a.grad).detach().clamp(-10, 10)
+        factor = 1 + (last - 1) * (number - 1) / 6
+        w = (w - 0.01 * factor * w.grad).detach()
+        a = (a - 0.4 * factor * a.grad).detach().clamp(-10, 10)
         if number % 2 == 0 and number // 2 >= 2:
             size = (w * (1.2 * torch.sigmoid(a / 0.66) - 0.1).clamp(0, 1)).abs()
             kept = size >= size.flatten().topk(4).values[-1]
             a = (a + torch.where(kept, 0.3, -0.3)).clamp(-10, 10)
     assert price > 0
-    after = last.position.server
+    after = played.position.server
     torch.testing.assert_close(after.weights["fc.weight"], w)
     torch.testing.assert_close(after.gate_logits["fc.weight"], a, rtol=1e-5, atol=1e-5)
     assert after.dual.item() == pytest.approx(price, rel=1e-5)
+
+
+def test_flops_with_local_steps_is_plain_training_of_weights_and_gates(tmp_path):
+    """One client, no price of density, no scaling: three clipped steps a round, written out."""
+    settings = {"clients": 1, "cohort": 1, "rounds": 2, "steps": 3, "batch_size": 50}
+    job = small_job(
+        **LINEAR, model="linear", partition="iid", method="flops", **settings, lr=0.2, gate_lr=0.4,
+        clip_norm=0.5, dual_lr=0.0, scale_from=3, target_density=0.1,
+    )  # fmt: skip
+    rounds = rounds_of(job, tmp_path)
+    *_, last = rounds.play(rounds.start())
+    start = job.method.init_server(fold(7, "init"))
+    w, a, lengths = start.weights["fc.weight"], start.gate_logits["fc.weight"], []
+    for number, factor in ((1, 1.0), (2, 0.02 + 0.98 / 2)):  # half a cosine in two rounds
+        key = fold(7, "client", number, 0)
+        for step, batch in enumerate(job.federation.batches(0).work(key), 1):
+            w, a = w.clone().requires_grad_(), a.clone().requires_grad_()
+            noise = uniform(fold(fold(key, step), "gate", "fc.weight"), a.shape)
+            z = (1.2 * torch.sigmoid((torch.logit(noise) + a) / 0.66) - 0.1).clamp(0, 1)
+            ((batch.x @ (w * z).T)[:, 0] - batch.y).square().mean().backward()
+            lengths.append(w.grad.norm().item())
+            clipped = w.grad * min(1.0, 0.5 / lengths[-1])
+            w, a = (w - 0.2 * factor * clipped).detach(), (a - 0.4 * factor * a.grad).detach()
+    assert len(lengths) == 6
+    assert max(lengths) > 0.5
+    after = last.position.server
+    torch.testing.assert_close(after.weights["fc.weight"], w, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(after.gate_logits["fc.weight"], a, rtol=1e-4, atol=1e-5)
 
 
 def test_flops_holds_its_cohort_for_n_steps(tmp_path):
@@ -208,7 +245,9 @@ def test_messages_of_the_papers_cnn_count_its_biases_too():
     shape = (1, 28, 28)
     task = ModelTask(lambda: read_model("lenet5").build(shape, 10), "classes", shape)
     for name, expected in (("flops", 2 * 4 * 44426), ("flops_pa", 4 * 2 * 2221)):
-        method = method_class(name)(task=task, target_density=0.05)
+        method = method_class(name)(
+            task=task, target_density=0.05, ramp=0, units=Weights(biases=True)
+        )
         down = method.broadcast(method.init_server(fold(0)), 0, fold(0))
         assert method.paper_bytes(down) == expected
 
@@ -222,7 +261,9 @@ GATED_SIZE, GATED_BIASES = 64 * 12 + 12 * 10, 12 + 10
 )
 def test_the_density_asked_for_is_that_of_weights_and_biases(method):
     own = {} if method.startswith("flops") else {"units": "weights(biases=true)"}
-    result = fedsieve.run(method=method, target_density=0.07, lr=0.05, **GATED, **own)
+    result = fedsieve.run(
+        preset="paper", method=method, target_density=0.07, lr=0.05, **GATED, **own
+    )
     kept = sum(int(w.count_nonzero()) for w in result.model.values())
     assert kept == math.floor(0.07 * (GATED_SIZE + GATED_BIASES))
 
@@ -230,15 +271,17 @@ def test_the_density_asked_for_is_that_of_weights_and_biases(method):
 @pytest.mark.parametrize("method", ["flops", "flops_pa", "flops_pa_central", "fedavg_prune"])
 def test_without_gates_of_biases_the_density_of_weights_is_exact_in_every_round(method):
     own = {} if method == "fedavg_prune" else {"units": "weights(biases=false)"}
-    result = fedsieve.run(method=method, target_density=0.07, lr=0.05, **GATED, **own)
+    result = fedsieve.run(
+        preset="paper", method=method, target_density=0.07, lr=0.05, **GATED, **own
+    )
     expected = math.floor(0.07 * GATED_SIZE) / GATED_SIZE
     assert [row.density for row in result.rows] == [expected] * 3
 
 
 def test_a_density_below_what_closed_gates_leave_is_refused_with_the_way_out():
     with pytest.raises(ConfigError, match="logit_limit"):
-        small_job(method="flops", target_density=0.04, logit_limit=math.log(100))
-    small_job(method="flops", target_density=0.04, logit_limit=10)
+        paper_job(method="flops", target_density=0.04, logit_limit=math.log(100))
+    paper_job(method="flops", target_density=0.04, logit_limit=10)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +293,7 @@ def test_a_density_below_what_closed_gates_leave_is_refused_with_the_way_out():
     ids=lambda options: options["method"],
 )
 def test_a_sparse_start_leaves_out_no_layer_and_has_the_norms_of_a_dense_one(options):
-    job = small_job(model="mlp(hidden=[100, 10])", target_density=0.05, **options)
+    job = paper_job(model="mlp(hidden=[100, 10])", target_density=0.05, **options)
     server = job.method.init_server(fold(0))
     found = job.method.deploy(server, ())
     dense = job.method.task.init_params(fold(fold(0), "weights"))
@@ -265,7 +308,7 @@ def test_a_sparse_start_leaves_out_no_layer_and_has_the_norms_of_a_dense_one(opt
 
 
 def test_fed_ht_thresholds_the_average_alone():
-    job = small_job(method="fedht", target_density=0.1)
+    job = paper_job(method="fedht", target_density=0.1)
     method = job.method
     server = method.init_server(fold(0))
     down = method.broadcast(server, 0, fold(0))
@@ -320,7 +363,7 @@ def test_gates_of_channels_cut_neurons_out_of_the_network(method):
 
 def test_channels_are_chosen_once_they_have_been_trained():
     """A channel that was cut has no gradient: the first messages of FLoPS-PA are whole."""
-    job = small_job(
+    job = paper_job(
         method="flops_pa", units="channels", target_density=0.25, model="mlp(hidden=[40])"
     )
     method = job.method
@@ -332,31 +375,40 @@ def test_channels_are_chosen_once_they_have_been_trained():
     strongest = up.effective["fc1.weight"].square().sum(1).topk(10).indices.sort().values
     alive = (after.model.effective["fc1.weight"] != 0).any(1).nonzero()[:, 0]
     assert torch.equal(alive, strongest)
-    assert after.kept == method.budget
+    assert after.kept == method.budget(0)
 
 
 def test_channels_and_a_target_in_bytes_do_not_go_together():
     with pytest.raises(ConfigError, match="Use units=weights"):
-        small_job(method="flops_pa", units="channels", target_density=0.25, target_bytes=9000)
+        paper_job(method="flops_pa", units="channels", target_density=0.25, target_bytes=9000)
+
+
+@pytest.mark.parametrize(
+    "option", [{"ramp": -1}, {"clip_norm": 0}, {"target_density": 1.5}], ids=str
+)
+@pytest.mark.parametrize("method", ["flops", "flops_pa", "fediter_ht", "fedht", "fedsparse"])
+def test_values_that_cannot_work_are_refused(method, option):
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        small_job(method=method, **option)
 
 
 @pytest.mark.parametrize("method", ["flops", "flops_pa", "fediter_ht", "fedht", "fedavg_prune"])
 def test_a_density_that_leaves_no_weight_is_refused(method):
     with pytest.raises(ConfigError, match=r"0 of \d+ weights, .* has 1\. Ask for"):
-        small_job(method=method, target_density=0.001, model="linear", dataset="digits")
+        paper_job(method=method, target_density=0.001, model="linear", dataset="digits")
 
 
 def test_a_density_that_no_channels_fit_is_refused_with_one_that_fits():
     settings = {"method": "flops", "units": "channels", "model": "mlp(hidden=[4])"}
     with pytest.raises(ConfigError, match=r"Ask for 0\.25 or more"):
-        small_job(target_density=0.2, **settings)
-    small_job(target_density=0.25, **settings)
+        paper_job(target_density=0.2, **settings)
+    paper_job(target_density=0.25, **settings)
 
 
 def test_true_messages_are_no_longer_than_values_with_indices_or_a_mask_of_bits(tmp_path):
     """Section 7: two values of each weight with 4 bytes of index, or a bit for every weight."""
-    job = small_job(method="flops_pa", model="mlp(hidden=[64])", target_density=0.1, rounds=4)
-    size, kept = job.method.units.size(job.method.task.graph), job.method.budget
+    job = paper_job(method="flops_pa", model="mlp(hidden=[64])", target_density=0.1, rounds=4)
+    size, kept = job.method.units.size(job.method.task.graph), job.method.budget(0)
     rounds = rounds_of(job, tmp_path)
     *_, last = rounds.play(rounds.start())
     head = 100  # counts, the mean of other gates, the frame
@@ -366,7 +418,7 @@ def test_true_messages_are_no_longer_than_values_with_indices_or_a_mask_of_bits(
 
 
 def test_open_gates_of_flops_are_the_medians_of_its_gates():
-    method = small_job(method="flops").method
+    method = paper_job(method="flops").method
     server = method.init_server(fold(0))
     found = method.open_gates(server)
     for name, logits in server.gate_logits.items():
@@ -386,7 +438,7 @@ def test_linear_regression_finds_exactly_the_planted_support():
          "scale_rate": 0.9, "lr": 0.02},
         {"method": "flops_pa", "rounds": 15, "eval_every": 15, "steps": 20},
     ):  # fmt: skip
-        summary = fedsieve.run(**shared, **settings).summary
+        summary = fedsieve.run(**shared, **settings, preset="paper").summary
         assert summary.true_discovery == summary.truth_recall == 1
         assert summary.density == 0.05
         assert summary.global_accuracy > 0.9

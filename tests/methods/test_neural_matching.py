@@ -21,7 +21,7 @@ KEY = fold(0, "test")
 
 
 def job_of(method="pfnm", **settings):
-    return small_job(**{"method": method, "lr": 0.01, "cohort": 5} | settings)
+    return small_job(**{"method": method, "preset": "paper", "cohort": 5, "lr": 0.01} | settings)
 
 
 def replies_of(job, server, clients=range(5)):
@@ -231,13 +231,20 @@ def test_matching_beats_the_mean_of_differently_started_networks():
     ("settings", "words"),
     [
         ({"model": "resnet8"}, "normalises"),
-        ({"model": "lenet5_caffe", "dataset": "mnist"}, "has no bias"),
+        (
+            {
+                "model": "lenet5_caffe",
+                "dataset": "elsewhere(owners=4, shape=[28, 28, 1], outputs=10)",
+            },
+            "has no bias",
+        ),
         ({"model": "linear(bias=true)"}, "no hidden layer"),
         ({"width_shares": [1.5]}, "width_shares"),
         ({"width_shares": []}, "width_shares"),
         ({"gamma0": 0.0}, "gamma0"),
         ({"gamma0": [1.0, 2.0]}, "2 values for 1 hidden"),
         ({"sweeps": -1}, "sweeps"),
+        ({"clip_norm": 0}, "clip_norm"),
         ({"first_epochs": 0}, "first_epochs"),
         (
             {"dataset": "synthetic(task='values')", "model": "mlp", "partition": "iid"},

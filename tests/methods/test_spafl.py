@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedsieve.config import make
 from fedsieve.core import cut, masks, tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold, normal
@@ -22,6 +23,7 @@ from small import rounds_of, small_job
 KEY = fold(0, "spafl")
 LR, ALPHA = 0.5, 0.1
 NAME = "0.weight"
+CODE = make({"method": "spafl", "preset": "code"}).options
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def linear_task(features=5, classes=4):
 
 def one_layer(**options):
     plain = {"lr": LR, "optimiser": SGD(), "sparsity_weight": ALPHA, "reg_warmup": None}
-    return SpaFL(task=linear_task(), **plain | {"importance": False} | options)
+    return SpaFL(task=linear_task(), **CODE | plain | {"importance": False} | options)
 
 
 def start():
@@ -302,7 +304,7 @@ def test_the_server_takes_the_plain_mean_and_knows_its_change():
 
 
 def played(tmp_path, **settings):
-    job = small_job(method="spafl", **settings)
+    job = small_job(**{"method": "spafl", "preset": "code"} | settings)
     rounds = rounds_of(job, tmp_path)
     *_, last = rounds.play(rounds.start())
     return job.method, rounds.stores.states, last
@@ -313,7 +315,7 @@ def test_without_pruning_and_exchange_of_anything_it_is_local_training(tmp_path)
     _, states, last = played(
         tmp_path / "a", sparsity_weight=0.0, ste="inverted", weight_ste=False, importance=False
     )
-    job = small_job(method="local_only", optimiser="sgd(momentum=0.9)")
+    job = small_job(method="local_only", preset="paper", optimiser="sgd(momentum=0.9)")
     rounds = rounds_of(job, tmp_path / "b")
     *_, alone = rounds.play(rounds.start())
     assert states.known() == rounds.stores.states.known()
@@ -397,7 +399,7 @@ def test_paper_bytes_give_the_totals_of_the_paper(
     model, shape, classes, options, rounds, printed, sampled
 ):
     """32 T n (K up + N down), and K down where clients are unavailable (section 7)."""
-    method = SpaFL(task=sizes(model, shape, classes).task, **options)
+    method = SpaFL(task=sizes(model, shape, classes).task, **CODE | options)
     server = method.init_server(KEY)
     down = method.paper_bytes(method.broadcast(server, 0, KEY))
     up = method.paper_bytes(Up(server.thresholds, server.norms))
@@ -458,7 +460,8 @@ def deep(**options):
             nn.Linear(8 * 16, 10, bias=False), nn.ReLU(), nn.Linear(10, 4, bias=False),
         )  # fmt: skip
 
-    return SpaFL(task=ModelTask(model, "classes", (1, 6, 6)), lr=0.1, **options)
+    task = ModelTask(model, "classes", (1, 6, 6))
+    return SpaFL(task=task, **CODE | options | {"lr": 0.1})
 
 
 def image_batches(count):
@@ -504,7 +507,8 @@ def assert_alike(compact, masked, own, atol):
 @pytest.mark.parametrize("granularity", ["filter", "element"])
 def test_compact_training_equals_the_masked_run(preset, granularity):
     """Behind a ReLU a pruned row has no gradient: rows come and go alike in both runs."""
-    options = SpaFL.presets[preset] | {"granularity": granularity, "sparsity_weight": 0.05}
+    options = make({"method": "spafl", "preset": preset}).options
+    options |= {"granularity": granularity, "sparsity_weight": 0.05}
     masked, compact = deep(**options), deep(**options, compact_training=True)
     own = Local(*({n: t.double() for n, t in part.items()} for part in pruned(masked, 0.5)))
     assert_alike(compact, masked, own, atol=1e-14)
@@ -526,13 +530,15 @@ def normed(**options):
             nn.Linear(10, 4, bias=False),
         )  # fmt: skip
 
-    return SpaFL(task=ModelTask(model, "classes", (1, 6, 6)), lr=0.1, **options)
+    task = ModelTask(model, "classes", (1, 6, 6))
+    return SpaFL(task=task, **CODE | options | {"lr": 0.1})
 
 
 @pytest.mark.parametrize("preset", ["code", "paper"])
 def test_rows_pruned_with_their_normalisation_are_cut_and_come_back_alike(preset):
     """Statistics alone rest where a channel is cut; training does not read them."""
-    options = SpaFL.presets[preset] | {"granularity": "filter", "sparsity_weight": 0.02}
+    options = make({"method": "spafl", "preset": preset}).options
+    options |= {"granularity": "filter", "sparsity_weight": 0.02}
     masked, compact = (
         normed(**options, prune_norms=True, compact_training=c) for c in (False, True)
     )
@@ -573,10 +579,23 @@ def test_a_row_pruned_with_its_normalisation_leaves_a_smaller_network():
     assert len(cut.smallest(method.task, kept)["0.weight"]) == 8  # shifted channels: none is cut
 
 
-def test_without_a_preset_it_is_the_released_program():
-    method = SpaFL(task=linear_task())
-    preset = SpaFL.presets["code"]
-    assert {name: getattr(method, name) for name in preset} == preset
+def test_without_a_preset_single_weights_are_pruned_but_none_of_the_output_layer():
+    """Else the released program's rounds: a pruned output is a class that is never predicted."""
+    task = deep().task
+    method = SpaFL(task=task)
+    assert (CODE["granularity"], method.granularity) == ("filter", "element")
+    same = ("training", "weight_ste", "clamp", "importance_norm", "importance_scope", "receivers")
+    assert all(getattr(method, name) == CODE[name] for name in same)
+    assert [x.weight for x in method.masked] == ["0.weight", "3.weight"]
+    assert [x.weight for x in SpaFL(task=task, unmasked=()).masked][-1] == "5.weight"
+    assert [x.weight for x in SpaFL(task=linear_task()).masked] == [NAME]  # it has no other
+    own = method.init_client(0, KEY).own
+    assert own.thresholds.keys() == {"0.weight", "3.weight"}
+    high = Local(own.weights, {n: torch.full_like(t, 9.0) for n, t in own.thresholds.items()})
+    model = replace(method, reset_density=0.0).pruned(high)
+    assert not model["0.weight"].any()
+    assert not model["3.weight"].any()
+    assert torch.equal(model["5.weight"], own.weights["5.weight"])
 
 
 def test_layers_without_thresholds_are_left_alone():

@@ -22,11 +22,12 @@ from fedsieve.wire.codec import Decoder, encode
 from small import SETTINGS, rounds_of, small_job
 
 KEY = fold(0, "test")
+pytestmark = pytest.mark.filterwarnings("ignore:vardrop. warm-up")  # runs of a few rounds
 
 
 def vardrop_job(**settings):
-    defaults = {"method": "vardrop", "partition": "iid", "clients": 3, "lr": 0.01}
-    return small_job(**defaults | settings)
+    defaults = {"method": "vardrop", "preset": "paper", "partition": "iid", "clients": 3}
+    return small_job(**defaults | {"lr": 0.01} | settings)
 
 
 def played(job, folder, rounds=3):
@@ -267,7 +268,12 @@ def test_what_was_due_while_a_device_was_away_is_sent_when_it_is_back():
 
 
 def test_asynchronous_exchange_is_decided_by_the_seed():
-    settings = SETTINGS | {"method": "vardrop", "async_staleness": 2, "lr": 0.01, "rounds": 6}
+    settings = SETTINGS | {
+        "method": "vardrop",
+        "preset": "paper",
+        "async_staleness": 2,
+        "rounds": 6,
+    }
     first, second = fedsieve.run(**settings), fedsieve.run(**settings)
     together = fedsieve.run(**settings | {"async_staleness": 0})
     assert first.summary.model_hash == second.summary.model_hash
@@ -299,26 +305,25 @@ def test_local_steps_send_what_they_changed_and_devices_agree_on_the_mean():
 def test_local_steps_that_share_alpha_average_by_precision():
     job = vardrop_job(local_steps=2, share_alpha=True, log_variance=-5.0)
     method, server, states, data = federation(job)
-    start = states[0].model.posterior.weights["fc1.weight"]
+    start = server.model.posterior.weights["fc1.weight"]
     server, ups = exchange(method, server, states, data, 0)
-    server, _ = exchange(method, server, states, data, 1)
     masks = torch.stack([up.mask["fc1.weight"] for up in ups.values()]).double()
     lost = torch.stack([up.weights["fc1.weight"] for up in ups.values()]).double()
     fallen = torch.stack([up.log_variance["fc1.weight"] for up in ups.values()]).double()
     precision = torch.exp(5.0 + fallen) * masks  # log-variances are -5 less what they have lost
     mean = start - ((precision * lost).sum(0) / precision.sum(0)).nan_to_num()
-    for client in range(3):
-        found = states[client].model.posterior
-        torch.testing.assert_close(found.weights["fc1.weight"].double(), mean, atol=1e-6, rtol=1e-5)
-        kept = masks.sum(0) > 0
-        pooled = -torch.log(precision.sum(0) / masks.sum(0))[kept]
-        variance = found.log_variance["fc1.weight"].double()[kept]
-        torch.testing.assert_close(variance, pooled, atol=1e-5, rtol=1e-5)
-    assert tree.equal(states[0].model.posterior, states[1].model.posterior)
+    found = server.model.posterior
+    torch.testing.assert_close(found.weights["fc1.weight"].double(), mean, atol=1e-6, rtol=1e-5)
+    kept = masks.sum(0) > 0
+    assert 0 < int(kept.sum()) < kept.numel()
+    pooled = -torch.log(precision.sum(0) / masks.sum(0))[kept]
+    variance = found.log_variance["fc1.weight"].double()[kept]
+    torch.testing.assert_close(variance, pooled, atol=1e-5, rtol=1e-5)
+    assert (found.log_variance["fc1.weight"][~kept] == -5.0).all()
 
 
 def test_shared_log_variances_move_on_a_wire_that_rounds_too(tmp_path):
-    """At -10 numbers of bf16 are 0.06 apart, more than two steps of 0.01."""
+    """At -10 numbers of bf16 are 0.06 apart, more than two steps of 0.005."""
     settings = {"local_steps": 2, "share_alpha": True, "log_variance": -10.0, "wire": "bf16"}
     job = vardrop_job(rounds=5, **settings)
     _, rounds = played(job, tmp_path, 5)
@@ -326,7 +331,7 @@ def test_shared_log_variances_move_on_a_wire_that_rounds_too(tmp_path):
     for values in found.values():
         moved = (values + 10).abs()
         assert moved.mean() > 0.01
-        assert moved.max() <= 5 * 2 * 0.0101
+        assert moved.max() <= 5 * 2 * 0.00505
 
 
 def test_the_last_exchange_is_part_of_what_is_deployed(tmp_path):
@@ -344,7 +349,8 @@ def test_the_last_exchange_is_part_of_what_is_deployed(tmp_path):
 
 
 def test_log_variances_do_not_decay():
-    method = vardrop_job(optimiser="adam(weight_decay=0.1)").method
+    decay = "adam(weight_decay=0.1)"
+    method = vardrop_job(optimiser=decay, variance_optimiser=decay).method
     model = method.start(KEY)
     weights, own = model.posterior
     still = Posterior(
@@ -403,9 +409,11 @@ def test_a_mask_of_other_tensors_or_shapes_does_not_end_the_run(
     _, rounds = played(job, tmp_path, 6)
     assert sum(r.row.failed for r in rounds) <= 1  # the forger's, where there is a mask to compare
     server = rounds[-1].position.server
-    assert {n: m.shape for n, m in server.kept.items()} == {
-        n: m.shape for n, m in server.parcel.mask.items()
-    }
+    weights = server.model.posterior.weights
+    for found in (server.kept, server.parcel.mask):
+        assert all(m.shape == weights[n].shape for n, m in found.items())
+    assert server.kept.keys() == {"fc1.weight", "fc2.weight"}
+    assert bool(server.parcel.mask) is not job.method.is_averaging
     assert 0 < rounds[-1].row.density < 1
 
 
@@ -448,7 +456,8 @@ def test_statistics_of_normalisation_stay_local_and_are_averaged_on_the_server(t
         )
 
     job = build(
-        make({"method": "vardrop", "model": "auto", "partition": "iid", "clients": 3}), model=module
+        make({"method": "vardrop", "preset": "paper", "partition": "iid", "clients": 3}),
+        model=module,
     )
     with open_rounds(job, tmp_path, rounds=2, eval_every=2) as loop:
         server = list(loop.play(loop.start()))[-1].position.server
@@ -461,12 +470,20 @@ def test_statistics_of_normalisation_stay_local_and_are_averaged_on_the_server(t
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("ramp", 0), ("lr", 0), ("local_steps", 0), ("async_staleness", -1), ("warmup", -1)],
+    [
+        ("ramp", 0),
+        ("lr", 0),
+        ("local_steps", 0),
+        ("async_staleness", -1),
+        ("warmup", -1),
+        ("clip_norm", 0),
+    ],
 )
 def test_values_that_cannot_work_are_refused(option, value):
     with pytest.raises(ConfigError, match=option):
         vardrop_job(**{option: value})
 
 
-def test_all_devices_are_the_cohort_whatever_was_asked_for():
-    assert small_job(method="vardrop", clients=5, cohort=2).config.cohort == 5
+def test_where_devices_keep_models_all_are_the_cohort_whatever_was_asked_for():
+    assert vardrop_job(clients=5, cohort=2).config.cohort == 5
+    assert small_job(method="vardrop", share_alpha=False, clients=5, cohort=2).config.cohort == 5

@@ -131,9 +131,10 @@ def reference(job):
 )
 def test_devices_are_those_of_a_plain_program(options, tmp_path):
     shared = {
-        "method": "vardrop", "partition": "iid", "clients": DEVICES, "rounds": ROUNDS, "lr": 0.01,
+        "method": "vardrop", "preset": "paper", "partition": "iid", "clients": DEVICES,
+        "rounds": ROUNDS, "lr": 0.01,
         "variance_lr": 0.2, "log_variance": -5.0, "log_threshold": 1.0, "ramp": 4,
-        "kl_weight": 50.0, "optimiser": "adam(eps=1e-4)",
+        "kl_weight": 50.0, "optimiser": "adam(eps=1e-4)", "variance_optimiser": "adam(eps=1e-4)",
         "schedule": f"linear(until={ROUNDS}, floor=0.1)",
     }  # fmt: skip
     job = small_job(**shared | options)

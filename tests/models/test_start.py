@@ -18,9 +18,13 @@ def initial(**settings):
 def test_variational_dropout_starts_from_the_weights_of_a_file_on_server_and_devices(tmp_path):
     first = fedsieve.run(**SETTINGS | {"rounds": 1}, method="fedavg", out=tmp_path)
     path = str(tmp_path / "model.safetensors")
-    method = small_job(method="vardrop", init_from=path).method
-    for start in (method.init_server(fold(7, "init")), method.init_client(1, fold(7, "init"))):
+    keeping = small_job(method="vardrop", preset="paper", init_from=path).method
+    averaging = small_job(method="vardrop", init_from=path).method
+    key = fold(7, "init")
+    server = averaging.init_server(key)
+    for start in (server, keeping.init_server(key), keeping.init_client(1, key)):
         assert tree.equal(start.model.posterior.weights, first.model)
+    assert tree.equal(averaging.broadcast(server, 1, key).weights, first.model)
 
 
 def test_a_run_goes_on_from_the_model_of_another(tmp_path):

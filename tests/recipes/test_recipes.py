@@ -8,7 +8,10 @@ from fedsieve import library
 from fedsieve.api import Watcher
 from fedsieve.config import make
 from fedsieve.core.errors import ConfigError, DataError
+from fedsieve.core.optimisers import SGD
+from fedsieve.core.schedules import Constant
 from fedsieve.job import canonical
+from fedsieve.methods.spafl import SpaFL
 from fedsieve.recipes.em_fashion_mnist import recipe as em
 from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
 from fedsieve.recipes.recipe import (
@@ -98,7 +101,9 @@ def test_a_tier_has_figures_of_its_own(tmp_path):
 def test_figures_are_means_over_seeds_and_costs_those_of_the_runs(tmp_path):
     outcome = reproduce(tiny(), "smoke", tmp_path, seeds=2)
     runs = [
-        library.find(TINY | {"method": "fedavg", "rounds": 1, "seed": seed}, tmp_path).summary
+        library.find(
+            TINY | {"method": "fedavg", "preset": "paper", "rounds": 1, "seed": seed}, tmp_path
+        ).summary
         for seed in (0, 1)
     ]
     first, second = (run.global_accuracy for run in runs)
@@ -135,7 +140,8 @@ def test_an_interrupt_keeps_what_is_done_and_the_next_call_goes_on(tmp_path):
 def test_a_row_that_diverges_is_left_out_and_the_others_are_shown(tmp_path, caplog):
     recipe = tiny()
     first, *others = recipe.rows
-    wild = dataclasses.replace(first, label="wild", settings={**first.settings, "lr": 1e30})
+    explosive = {"lr": 1000, "optimiser": "sgd(weight_decay=1e9)"}
+    wild = dataclasses.replace(first, label="wild", settings=first.settings | explosive)
     outcome = reproduce(dataclasses.replace(recipe, rows=(wild, first, *others)), "full", tmp_path)
     assert outcome.unfinished == ("wild, seed 0",)
     assert first.label in outcome.costs
@@ -192,6 +198,33 @@ def test_every_tier_has_settings_that_can_be_run(name):
     for tier in (t for t in TIERS if t in recipe.tiers):
         for row in recipe.rows:
             canonical(make({**recipe.settings(row, tier), "seed": 0}))
+
+
+def test_rows_have_the_papers_options_unless_they_name_others():
+    recipe = tiny(small=Tier(settings={"rounds": 3}, own={"b": {"preset": "paper", "lr": 0.3}}))
+    first, second = (make(recipe.settings(row, "full")).options for row in recipe.rows)
+    assert first["lr"] == 0.1
+    assert first["clip_norm"] is None
+    assert first["schedule"] == Constant()
+    assert second == first | {"optimiser": SGD(momentum=0.5)}
+    apart = make(recipe.settings(recipe.rows[1], "small"))
+    assert apart.rounds == 3
+    assert apart.options == second | {"lr": 0.3}
+    for known in registered().values():
+        if isinstance(known, Recipe):
+            for tier in known.tiers:
+                for row in known.rows:
+                    assert known.settings(row, tier)["preset"]
+
+
+def test_a_row_may_name_another_preset():
+    spafl = [row for row in find("spafl_fashion_mnist").rows if row.settings["method"] == "spafl"]
+    presets = {find("spafl_fashion_mnist").settings(row, "full")["preset"] for row in spafl}
+    assert presets <= set(SpaFL.presets)
+    row = Row(label="x", settings={"method": "spafl", "preset": "code"})
+    recipe = dataclasses.replace(tiny(), rows=(row,))
+    found = make(recipe.settings(row, "full"))
+    assert found.options["granularity"] == "filter"
 
 
 def test_single_rows_of_a_tier_may_have_settings_of_their_own():

@@ -48,8 +48,8 @@ def test_dense_rows_expect_the_volume_of_our_model_not_of_the_paper_s(
 def test_a_dense_run_sends_the_volume_of_the_formula_less_the_first_round_s_way_down(tmp_path):
     rounds, values = 3, 64 * 4 + 4 + 4 * 10 + 10
     settings = {
-        "method": "vardrop", "model": "mlp(hidden=[4])", "clients": 2, "partition": "iid",
-        "rounds": rounds, "warmup": rounds, "eval_every": rounds,
+        "method": "vardrop", "preset": "paper", "model": "mlp(hidden=[4])", "clients": 2,
+        "partition": "iid", "rounds": rounds, "warmup": rounds, "eval_every": rounds,
     }  # fmt: skip
     sent = METRICS["paper_gib_per_client"](obtain(settings, tmp_path)) * 2**30
     assert sent == pytest.approx(4 * values * (2 * rounds - 1))

@@ -57,9 +57,9 @@ def compare_runs(
     ```
     """
     # torch takes seconds: help and wrong options are answered before.
-    from fedsieve.library import read_run  # noqa: PLC0415
-    from fedsieve.report.compare import compare, group  # noqa: PLC0415
-    from fedsieve.report.curves import draw  # noqa: PLC0415
+    from fedsieve.library import read_run
+    from fedsieve.report.compare import compare, group
+    from fedsieve.report.curves import draw
 
     records = [read_run(path) for path in runs]
     found, groups = compare(records, reach, anyway=anyway), group(records)[0]
@@ -115,9 +115,9 @@ def plain(text: str) -> str:
 
 
 def _print(page: Console, found: "Comparison", groups: "list[Group]") -> None:
-    from fedsieve.drawing import text  # noqa: PLC0415 - as above
-    from fedsieve.report.answer import percent  # noqa: PLC0415
-    from fedsieve.report.curves import against_bytes  # noqa: PLC0415
+    from fedsieve.drawing import text
+    from fedsieve.report.answer import percent
+    from fedsieve.report.curves import against_bytes
 
     page.print(found.answer, markup=False, highlight=False)
     series, silent = against_bytes(groups)

@@ -165,7 +165,7 @@ class Job:
                 self._process.wait()
 
     def look(self) -> "Seen":
-        from fedsieve.report.watch import Follower  # noqa: PLC0415 - torch takes seconds
+        from fedsieve.report.watch import Follower
 
         self._follower = self._follower or Follower(self.folder)
         return self._follower.look()
@@ -256,9 +256,9 @@ def _now(job: Job) -> str:
 
 
 def _outcome(jobs: Sequence[Job], folder: Path) -> Outcome:
-    from fedsieve.api import one_thread  # noqa: PLC0415 - torch takes seconds
-    from fedsieve.report import page  # noqa: PLC0415
-    from fedsieve.report.answer import Candidate, answer  # noqa: PLC0415
+    from fedsieve.api import one_thread
+    from fedsieve.report import page
+    from fedsieve.report.answer import Candidate, answer
 
     with one_thread():
         lines = [_line(job) for job in jobs]
@@ -281,8 +281,8 @@ def _outcome(jobs: Sequence[Job], folder: Path) -> Outcome:
 
 
 def _line(job: Job) -> Line:
-    from fedsieve.export.size import download_bytes  # noqa: PLC0415 - as above
-    from fedsieve.library import read_run  # noqa: PLC0415
+    from fedsieve.export.size import download_bytes
+    from fedsieve.library import read_run
 
     about, folder = SYSTEMS[job.name][0], str(job.folder)
     try:
@@ -306,7 +306,7 @@ def _line(job: Job) -> Line:
 
 
 def _print(outcome: Outcome) -> None:
-    from fedsieve.report.answer import percent  # noqa: PLC0415 - as above
+    from fedsieve.report.answer import percent
 
     page = console()
     table = Table(box=box.SIMPLE, pad_edge=False)

@@ -8,18 +8,16 @@ from typing import Annotated
 import typer
 
 from fedsieve.cli import settings as s
-from fedsieve.cli.progress import Rows, conclude, shown
 from fedsieve.core.errors import ConfigError
-from fedsieve.engines.interrupt import Interrupt
-from fedsieve.progress import Watcher
 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS and no keys: for a trial on this machine.")
 ]
 
 
+@s.with_settings
 def deploy(
-    config: s.ConfigFile = None,
+    settings: s.Given,
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("deployed"),
     certs: Annotated[
         Path | None, typer.Option(help="The server's folder made by `fedsieve cert`.")
@@ -30,9 +28,6 @@ def deploy(
     round_timeout: Annotated[
         float, typer.Option(help="Seconds after which a silent node counts as failed.")
     ] = 600,
-    min_replies: Annotated[
-        int | None, typer.Option(help="End the run if fewer usable replies arrive.")
-    ] = None,
     over_select: Annotated[
         int, typer.Option(help="Invite that many more; the first to answer count.")
     ] = 0,
@@ -47,7 +42,6 @@ def deploy(
         Path | None, typer.Option(help="Its --superexec-auth-secret-file.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    set_: s.Set = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Rows and result as JSON lines.")] = False,
 ) -> None:
@@ -62,8 +56,10 @@ def deploy(
     ```
     """
     _need_flower()
-    from fedsieve.deploy import Server  # noqa: PLC0415 - Flower is an extra
-    from fedsieve.deploy import deploy as run  # noqa: PLC0415
+    from fedsieve.api import Watcher
+    from fedsieve.cli.progress import Rows, conclude, shown
+    from fedsieve.deploy import Server
+    from fedsieve.deploy import deploy as run
 
     server = Server(
         host=host,
@@ -83,7 +79,7 @@ def deploy(
             out=out,
             resume=resume,
             watcher=watcher,
-            **s.collect(config, set_, {"min_replies": min_replies}),
+            **settings,
         )
     conclude(result.summary, out, as_json=json)
 
@@ -114,7 +110,8 @@ def node(
     ```
     """
     _need_flower()
-    from fedsieve.node import Node, run  # noqa: PLC0415 - Flower is an extra
+    from fedsieve.engines.interrupt import Interrupt
+    from fedsieve.node import Node, run
 
     logging.getLogger("fedsieve").setLevel(logging.INFO)
     own = Node(
@@ -147,8 +144,8 @@ def cert(
     `node.pub`, which the server keeps as `nodes/K.pub`.
     """
     _need_flower()
-    from fedsieve.engines.remote import certificates  # noqa: PLC0415 - Flower is an extra
-    from fedsieve.engines.remote.signature import fresh_key  # noqa: PLC0415
+    from fedsieve.engines.remote import certificates
+    from fedsieve.engines.remote.signature import fresh_key
 
     if own_key:
         certificates.write_key(folder / "node", fresh_key())

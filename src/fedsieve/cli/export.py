@@ -5,9 +5,6 @@ from typing import Annotated
 
 import typer
 
-from fedsieve.api import one_thread
-from fedsieve.export import export_run
-
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
@@ -23,6 +20,9 @@ def export(
     The folder gets `model.safetensors` and `model.json`; `fedsieve.export.load(DIR)` makes a torch
     module of them.
     """
+    from fedsieve.api import one_thread
+    from fedsieve.export import export_run
+
     with one_thread():
         found = export_run(run, out, data_root, client)
     for name, ours, whole in (

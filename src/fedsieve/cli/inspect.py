@@ -1,20 +1,21 @@
 """`fedsieve inspect`: what the bytes of a message, or of a whole run, are."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsieve.cli.matching import show_matching
 from fedsieve.core.errors import DataError
-from fedsieve.engines.folder import complete_lines
-from fedsieve.ledger.bytes import Sent, Traffic, total
-from fedsieve.pieces import is_matching
-from fedsieve.wire.inspect import Inspection, inspect, read_frame
+
+if TYPE_CHECKING:
+    from fedsieve.ledger.bytes import Sent, Traffic
+    from fedsieve.wire.inspect import Inspection
 
 
 def inspect_path(
@@ -29,6 +30,10 @@ def inspect_path(
     Keep messages with `fedsieve run --out DIR --save-messages 1,10`. A run that matches neurons
     also shows which client uses which global atom, and how good the pieces are.
     """
+    from fedsieve.cli.matching import show_matching
+    from fedsieve.pieces import is_matching
+    from fedsieve.wire.inspect import inspect, read_frame
+
     if path.is_dir():
         _run(path)
         if is_matching(path):
@@ -74,6 +79,9 @@ def _message(found: Inspection) -> None:
 
 
 def _run(folder: Path) -> None:
+    from fedsieve.engines.folder import complete_lines
+    from fedsieve.ledger.bytes import Sent
+
     ledger = folder / "messages.jsonl"
     if not ledger.exists():
         raise DataError(f"{folder}: no messages.jsonl there; is it a run folder?")
@@ -99,6 +107,8 @@ def _run(folder: Path) -> None:
 
 
 def _rows(table: Table, name: str, messages: list[Sent]) -> None:
+    from fedsieve.ledger.bytes import total
+
     for direction in ("down", "up"):
         traffic: Traffic = total(messages, direction)
         figures = (

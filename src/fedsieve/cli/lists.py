@@ -2,32 +2,39 @@
 
 import dataclasses
 import inspect
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-import fedsieve.methods  # noqa: F401 - registers the methods
-from fedsieve.config import field_notes, method_options
-from fedsieve.core.method import method_class, registered
+from fedsieve.cli import names
+from fedsieve.cli import settings as s
 from fedsieve.core.options import describe, name_of, spell
-from fedsieve.data.sources import catalogue
-from fedsieve.models.zoo import MODELS
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method with its options.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show one method with its options.",
+            autocompletion=lambda incomplete: [
+                n for n in names.methods() if n.startswith(incomplete)
+            ],
+        ),
+    ] = None,
 ) -> None:
     """List methods, or explain one with all its options."""
     console = Console()
     if name is None:
         table = Table("method", "what it does", box=None)
-        for known, cls in registered().items():
-            table.add_row(known, first_line(inspect.getmodule(cls)))
+        for known, about in names.methods().items():
+            table.add_row(known, about)
         console.print(table)
         return
+    from fedsieve.config import field_notes, method_options
+    from fedsieve.core.method import method_class
+
     cls = method_class(name)
     module = inspect.getmodule(cls)
     console.print((module.__doc__ or "").strip() if module else "", markup=False, highlight=False)
@@ -47,11 +54,11 @@ def methods(
 
 
 def datasets(
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of data files (or FEDSIEVE_DATA).")
-    ] = None,
+    data_root: s.DataRoot = None,
 ) -> None:
     """List data sets and whether their files are there."""
+    from fedsieve.data.sources import catalogue
+
     table = Table("data set", "what it is", "examples", "here", box=None)
     for line in catalogue(data_root):
         table.add_row(line.name, line.about, line.examples, "yes" if line.is_present else "no")
@@ -62,6 +69,8 @@ def datasets(
 
 def models() -> None:
     """List models and their options."""
+    from fedsieve.models.zoo import MODELS
+
     table = Table("model", "what it is", "options", box=None)
     for cls in MODELS:
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]

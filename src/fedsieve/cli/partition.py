@@ -1,8 +1,10 @@
 """`fedsieve partition`: see how data is split before anything is trained."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -10,10 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedsieve.api import one_thread
-from fedsieve.config import make
-from fedsieve.data.partition import Share, describe
-from fedsieve.job import split_data
+if TYPE_CHECKING:
+    from fedsieve.data.partition import Share
 
 COLOURS = (
     "red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green",
@@ -43,6 +43,11 @@ def partition(
 
     The same data set, partition, clients and seed give the same fingerprint in `fedsieve run`.
     """
+    from fedsieve.api import one_thread
+    from fedsieve.config import make
+    from fedsieve.data.partition import describe
+    from fedsieve.job import split_data
+
     config = make(
         {
             "dataset": dataset,

@@ -1,56 +1,41 @@
 """`fedsieve plan`: what a run will cost, before it is run."""
 
+from __future__ import annotations
+
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsieve.api import one_thread
 from fedsieve.cli import settings as s
-from fedsieve.cli.progress import duration, megabytes
-from fedsieve.config import make
-from fedsieve.forecast import PROBED, Direction, Forecast, forecast
-from fedsieve.job import build
+
+if TYPE_CHECKING:
+    from fedsieve.forecast import Direction, Forecast
 
 
+@s.with_settings
 def plan(
-    config: s.ConfigFile = None,
-    method: s.Method = None,
-    dataset: s.Dataset = None,
-    model: s.Model = None,
-    init_from: s.InitFrom = None,
-    partition: s.Partition = None,
-    clients: s.Clients = None,
-    cohort: s.Cohort = None,
-    rounds: s.Rounds = None,
-    epochs: s.Epochs = None,
-    steps: s.Steps = None,
-    batch_size: s.BatchSize = None,
-    lr: s.Lr = None,
-    seed: s.Seed = None,
-    wire: s.WireOption = None,
-    workers: s.Workers = None,
-    data_root: s.DataRoot = None,
-    set_: s.Set = None,
+    settings: s.Given,
     json: Annotated[bool, typer.Option("--json", help="The forecast as one JSON line.")] = False,
 ) -> None:
     """Predict bytes, FLOPs, memory and time of a run.
 
     Takes the settings of `fedsieve run` and really plays the first rounds; the others are taken to
-    be like the last of them. A method whose density still falls will send less than this says.
+    be like the last of them. Where density falls over the run, bytes in all and density are those
+    of a run of 20 rounds with one step each.
     """
-    given = {
-        "method": method, "dataset": dataset, "model": model, "init_from": init_from,
-        "partition": partition, "clients": clients, "cohort": cohort, "rounds": rounds,
-        "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed,
-        "wire": wire, "workers": workers, "data_root": data_root,
-    }  # fmt: skip
+    from fedsieve.api import one_thread
+    from fedsieve.config import make
+    from fedsieve.forecast import PROBED, forecast
+    from fedsieve.job import build
+
     with one_thread():
-        job = build(make(s.collect(config, set_, given)))
-        found = forecast(job)
+        asked = make(settings)
+        job = build(asked)
+        found = forecast(asked, job)
     if json:
         typer.echo(msgspec.json.encode(dataclasses.asdict(found)).decode())
         return
@@ -62,13 +47,14 @@ def plan(
     _print(found)
     if found.rounds > PROBED:
         typer.echo(
-            f"Rounds after the {PROBED}th are taken to be like it: a method that is still dense "
-            "then, or in its warm-up, will send less than this; rounds after a warm-up may take "
-            "longer, and more memory."
+            f"Time and memory are those of the first {PROBED} rounds: after a warm-up they may be "
+            "more. Bytes in all follow density as it falls over the run."
         )
 
 
 def _print(found: Forecast) -> None:
+    from fedsieve.cli.progress import duration, megabytes
+
     console = Console()
     table = Table("a round", "true", "4 bytes a value", "limit", "true / limit", box=None)
     table.add_row("up", *_cells(found.up))
@@ -91,6 +77,8 @@ def _print(found: Forecast) -> None:
 
 
 def _cells(direction: Direction) -> list[str]:
+    from fedsieve.cli.progress import megabytes
+
     ratio = direction.true_bytes / direction.limit_bytes if direction.limit_bytes else 1.0
     figures = (direction.true_bytes, direction.paper_bytes, direction.limit_bytes)
     return [*map(megabytes, figures), f"{ratio:.3f}"]

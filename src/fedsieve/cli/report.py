@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from fedsieve.report import page
-
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
@@ -24,5 +22,7 @@ def report(
     fedsieve report runs/dense runs/sparse -o report.html
     ```
     """
+    from fedsieve.report import page
+
     path = page.write(runs, out, with_partition=partition)
     typer.echo(f"{path}  {path.stat().st_size / 1e6:.2f} MB")

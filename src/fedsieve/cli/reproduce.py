@@ -1,40 +1,25 @@
 """`fedsieve reproduce`: the papers' tables, run again or recomputed."""
 
+from __future__ import annotations
+
 import dataclasses
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.table import Table
 
-import fedsieve.recipes  # noqa: F401 - registers the recipes
 from fedsieve.cli import settings as s
 from fedsieve.cli.compare import console
-from fedsieve.cli.progress import duration, megabytes, shown
 from fedsieve.core.errors import ConfigError, unknown
-from fedsieve.data.sources import catalogue
-from fedsieve.progress import Watcher
-from fedsieve.recipes import figure
-from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
-from fedsieve.recipes.figure import Calculated
-from fedsieve.recipes.recipe import (
-    TIERS,
-    AtLeast,
-    AtMost,
-    Expected,
-    Measured,
-    Recipe,
-    Study,
-    TierName,
-    Within,
-    find,
-    registered,
-)
-from fedsieve.recipes.run import Line, Outcome
-from fedsieve.recipes.run import reproduce as reproduce_recipe
-from fedsieve.recipes.study import carry_out
+
+if TYPE_CHECKING:
+    from fedsieve.api import Watcher
+    from fedsieve.recipes.figure import Calculated
+    from fedsieve.recipes.recipe import Expected, Measured, Recipe, Study, TierName
+    from fedsieve.recipes.run import Line, Outcome
 
 
 def reproduce(
@@ -61,6 +46,13 @@ def reproduce(
     fedsieve reproduce em_fashion_mnist --tier small --seeds 3 --workers 2
     ```
     """
+    from fedsieve.api import Watcher
+    from fedsieve.cli.progress import shown
+    from fedsieve.recipes.figure import Calculated
+    from fedsieve.recipes.recipe import Study, find
+    from fedsieve.recipes.run import reproduce as reproduce_recipe
+    from fedsieve.recipes.study import carry_out
+
     if name is None:
         _list(data_root)
         return
@@ -95,6 +87,8 @@ def reproduce(
 
 
 def _tier(name: str) -> TierName:
+    from fedsieve.recipes.recipe import TIERS
+
     for tier in TIERS:
         if tier == name:
             return tier
@@ -102,6 +96,12 @@ def _tier(name: str) -> TierName:
 
 
 def _list(data_root: Path | None) -> None:
+    from fedsieve.cli.progress import duration
+    from fedsieve.data.sources import catalogue
+    from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
+    from fedsieve.recipes.figure import Calculated
+    from fedsieve.recipes.recipe import Study, registered
+
     present = {line.name: line.is_present for line in catalogue(data_root)}
     table = Table("recipe", "tier", "rows", "rounds", "one core, roughly", "data", box=None)
     for recipe in registered().values():
@@ -134,6 +134,8 @@ def _list(data_root: Path | None) -> None:
 
 
 def _print_figures(recipe: Calculated, *, as_json: bool) -> None:
+    from fedsieve.recipes import figure
+
     judged = [(f, figure.judge(f)) for f in recipe.figures()]
     if as_json:
         rows = [dataclasses.asdict(f) | v._asdict() for f, v in judged]
@@ -151,6 +153,8 @@ def _print_figures(recipe: Calculated, *, as_json: bool) -> None:
 
 
 def _print_outcome(recipe: Recipe | Study, outcome: Outcome) -> None:
+    from fedsieve.cli.progress import megabytes
+
     table = Table("row", "metric", "expected", "ours", "n", "verdict", box=None)
     before = ""
     for line in outcome.lines:
@@ -188,6 +192,8 @@ def _verdict(line: Line) -> str:
 
 
 def _expected(expected: Expected | None) -> str:
+    from fedsieve.recipes.recipe import AtLeast, AtMost, Within
+
     if expected is None:
         return "-"
     sign = {Within: "", AtLeast: ">= ", AtMost: "<= "}[type(expected.bound)]

@@ -1,24 +1,27 @@
 """`fedsieve sweep`: a grid of settings times seeds."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsieve.cli import settings as s
 from fedsieve.cli.compare import console, narrow, number, plain, score
-from fedsieve.cli.progress import duration
 from fedsieve.ledger.rows import Summary
-from fedsieve.report.budget import figure
-from fedsieve.sweep import Done, Point, Progress, Told, read_grid, sweep
+
+if TYPE_CHECKING:
+    from fedsieve.sweep import Done, Point, Progress, Told
 
 Root = Annotated[Path, typer.Option(help="Library: every run is made once and found again.")]
 Jobs = Annotated[int, typer.Option(help="Jobs side by side, one core each.")]
 
 
+@s.with_settings
 def run_sweep(
-    config: s.ConfigFile = None,
+    settings: s.Given,
     grid: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=V1,V2", help="A setting or option and its values; repeatable."),
@@ -26,7 +29,6 @@ def run_sweep(
     seeds: Annotated[int, typer.Option(help="Seeds of every point, from the job's own on.")] = 1,
     workers: Jobs = 1,
     root: Root = Path("runs/library"),
-    set_: s.Set = None,
 ) -> None:
     """Run every combination of settings, for several seeds.
 
@@ -41,12 +43,12 @@ def run_sweep(
 
     Exit codes: 0 all finished, 1 some failed, 130 stopped.
     """
+    from fedsieve.sweep import read_grid, sweep
+
     axes = read_grid(grid or [])
     told = teller([*axes, "seed"])
     try:
-        points = sweep(
-            s.collect(config, set_, {}), axes, root, seeds=seeds, workers=workers, told=told
-        )
+        points = sweep(settings, axes, root, seeds=seeds, workers=workers, told=told)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
@@ -61,6 +63,7 @@ def run_sweep(
 
 def teller(names: Sequence[str]) -> Told:
     """One line for every job that ends, with its values of `names`."""
+    from fedsieve.cli.progress import duration
 
     def tell(done: Done, progress: Progress) -> None:
         values = done.settings | done.settings["options"]
@@ -84,6 +87,8 @@ def _scores(summary: Summary) -> str:
 
 
 def _table(points: list[Point]) -> None:
+    from fedsieve.report.budget import figure
+
     names = list(points[0].values) if points else []
     table = narrow(*names, "global", "local", "MB", "density", "n")
     for point in points:

@@ -1,7 +1,9 @@
 """`fedsieve tune`: random search on held-out training data."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -9,14 +11,14 @@ import typer
 from fedsieve.cli import settings as s
 from fedsieve.cli.compare import console, narrow, plain, score
 from fedsieve.cli.sweep import Jobs, Root, teller
-from fedsieve.report.budget import figure
-from fedsieve.report.compare import TUNING_FILE
-from fedsieve.space import read_space
-from fedsieve.tune import Tuned, tune
+
+if TYPE_CHECKING:
+    from fedsieve.tune import Tuned
 
 
+@s.with_settings
 def run_tune(
-    config: s.ConfigFile = None,
+    settings: s.Given,
     space: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,7 +36,6 @@ def run_tune(
         int | None,
         typer.Option(help="Runs of every trial, whose mean counts; else as many as --seeds."),
     ] = None,
-    rounds: s.Rounds = None,
     tuning_rounds: Annotated[
         int | None, typer.Option(help="Rounds of a trial; else as many as the final run.", min=1)
     ] = None,
@@ -50,7 +51,6 @@ def run_tune(
     ] = True,
     workers: Jobs = 1,
     root: Root = Path("runs/library"),
-    set_: s.Set = None,
     json: Annotated[bool, typer.Option("--json", help="The searches as JSON lines.")] = False,
 ) -> None:
     """Tune settings by random search; test data is not looked at.
@@ -69,10 +69,13 @@ def run_tune(
     fedsieve tune --space "epochs=int(1,5)" --space "optimiser=choice(sgd,adam)" --workers 2
     ```
     """
+    from fedsieve.space import read_space
+    from fedsieve.tune import tune
+
     ranges = read_space(space or [])
     try:
         found = tune(
-            s.collect(config, set_, {"rounds": rounds}),
+            settings,
             ranges,
             root,
             methods=[name.strip() for name in method.split(",")] if method else (),
@@ -96,6 +99,9 @@ def run_tune(
 
 
 def _table(found: list[Tuned]) -> None:
+    from fedsieve.report.budget import figure
+    from fedsieve.report.compare import TUNING_FILE
+
     table = narrow("method", "trials", "diverged", "validation", "test", "best setting")
     for tuning, records in found:
         field = tuning.metric.removeprefix("best_")

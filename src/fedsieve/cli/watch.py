@@ -1,18 +1,21 @@
 """`fedsieve watch`: a running job on the terminal, from its folder alone."""
 
+from __future__ import annotations
+
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fedsieve.cli.progress import duration, megabytes, print_summary
 from fedsieve.core.errors import DataError
 from fedsieve.ledger.rows import Row, last
-from fedsieve.report.watch import Follower, Seen, sparkline
+
+if TYPE_CHECKING:
+    from fedsieve.report.watch import Follower, Seen
 
 LABEL, NUMBER, RANGE = 17, 8, 22  # columns beside a curve
 SCORES = {"global_accuracy": "global", "local_accuracy": "local"}
@@ -38,6 +41,9 @@ def watch(
     fedsieve watch runs/long --once
     ```
     """
+    from fedsieve.cli.progress import print_summary
+    from fedsieve.report.watch import Follower
+
     follower = Follower(folder.parent if folder.is_file() else folder)
     console = Console()
     seen = follower.look()
@@ -57,6 +63,8 @@ def watch(
 
 def picture(seen: Seen, folder: Path, width: int, waited: float = 0.0) -> str:
     """All that is known of a run, in a few lines no wider than `width`."""
+    from fedsieve.cli.progress import duration
+
     rows = seen.rows
     parts = [title(seen, folder), standing(seen)]
     if seen.note:
@@ -89,6 +97,8 @@ def title(seen: Seen, folder: Path) -> str:
 
 def standing(seen: Seen) -> str:
     """How far a run is, what it has sent and how long it will take."""
+    from fedsieve.cli.progress import duration
+
     rows = seen.rows
     of = "" if seen.total is None else f"/{seen.total}"
     parts = [f"round {seen.done}{of}", _sent(rows)]
@@ -103,6 +113,8 @@ def standing(seen: Seen) -> str:
 
 def line(seen: Seen) -> str:
     """A run's newest round in one line."""
+    from fedsieve.cli.progress import duration
+
     rows = seen.rows
     found = {label: last(rows, name) for name, label in SCORES.items()}
     scores = [f"{label} {value:.4f}" for label, value in found.items() if value is not None]
@@ -115,17 +127,23 @@ def line(seen: Seen) -> str:
 
 
 def _sent(rows: list[Row]) -> str:
+    from fedsieve.cli.progress import megabytes
+
     up, down = sum(row.up_bytes for row in rows), sum(row.down_bytes for row in rows)
     return f"up {megabytes(up)} down {megabytes(down)}"
 
 
 def _figures(seen: Seen) -> list[str]:
+    from fedsieve.cli.progress import duration
+
     failed = sum(row.failed for row in seen.rows)
     pace = f"{duration(seen.seconds_per_round or 0.0)} a round"
     return [pace, f"failed {failed}"] if failed else [pace]
 
 
 def _curve(name: str, values: list[float | None], width: int) -> str:
+    from fedsieve.report.watch import sparkline
+
     known = [value for value in values if value is not None]
     if not known:
         return ""

@@ -13,7 +13,7 @@ one round. `class X(Method[Server, State, Down, Up])` names the message classes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import (
     Any,
     ClassVar,
@@ -21,6 +21,7 @@ from typing import (
     Literal,
     NamedTuple,
     Protocol,
+    Self,
     TypeAlias,
     TypeVar,
     get_args,
@@ -29,6 +30,7 @@ from typing import (
 
 from torch import Tensor
 
+from fedsieve.core import schedules
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.graph import LayerGraph
 from fedsieve.core.keys import Key
@@ -157,6 +159,14 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     asks_all: ClassVar[bool] = False  # every client takes part in every round
     takes_start: ClassVar[bool] = True  # begins with the parameters of the task, or of a file
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # options by the name they go under
+
+    def in_run(self, rounds: int) -> Self:
+        """The method with what depends on the length of the run filled in.
+
+        Warns of what cannot work in so few rounds as it is set.
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **{n: schedules.in_run(v, rounds) for n, v in values.items()})  # type: ignore[type-var]
 
     @abstractmethod
     def init_server(self, key: Key) -> Server:

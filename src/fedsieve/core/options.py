@@ -24,7 +24,12 @@ _UNREADABLE = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
 
 def name_of(cls: type) -> str:
     """The spelled name of an option class: its own in snake case."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    return snake_case(cls.__name__)
+
+
+def snake_case(name: str) -> str:
+    """`CamelCase` as `camel_case`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def read(text: str, choices: Iterable[type[T]], what: str) -> T:
@@ -128,12 +133,16 @@ def in_range(
     fits_low = low < value if above else low <= value
     fits_high = value < high if below else value <= high
     if not (fits_low and fits_high):
-        bound = f"{'>' if above else '>='} {low:g}"
+        bound = f"{'>' if above else '>='} {_digits(low)}"
         if high < float("inf"):
-            bound += f" and {'<' if below else '<='} {high:g}"
+            bound += f" and {'<' if below else '<='} {_digits(high)}"
         elif below:
             bound += " and finite"
         raise ConfigError(f"{where}={value!r}: must be {bound}.")
+
+
+def _digits(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _fit(value: Any, hint: Any, where: str) -> tuple[bool, Any]:

@@ -1,10 +1,13 @@
 """Learning-rate schedules as values: the factor of a rate over rounds."""
 
 import math
-from dataclasses import dataclass
-from typing import TypeAlias
+import warnings
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 from fedsieve.core.options import in_range
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,33 +50,64 @@ class Stepwise:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a cosine from the rate to `floor` of it at round `until`."""
+    """Half a cosine from the rate to `floor` of it at round `until`, by default the run's last."""
 
-    until: int
+    until: int | None = None
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        in_range("cosine: until", self.until, 1)
+        in_range("cosine: until", 1 if self.until is None else self.until, 1)
         in_range("cosine: floor", self.floor, 0)
 
     def factor(self, t: int) -> float:
-        share = min(t / self.until, 1.0)
+        share = min(t / self.until, 1.0) if self.until else 0.0
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A straight line from the rate to `floor` of it at round `until`."""
+    """A straight line from the rate to `floor` of it at round `until`, by default the last."""
 
-    until: int
+    until: int | None = None
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        in_range("linear: until", self.until, 1)
+        in_range("linear: until", 1 if self.until is None else self.until, 1)
         in_range("linear: floor", self.floor, 0)
 
     def factor(self, t: int) -> float:
-        return 1 - (1 - self.floor) * min(t / self.until, 1.0)
+        share = min(t / self.until, 1.0) if self.until else 0.0
+        return 1 - (1 - self.floor) * share
 
 
 Schedule: TypeAlias = Constant | Exponential | Stepwise | Cosine | Linear
+
+
+def in_run(value: T, rounds: int) -> T:
+    """A schedule that ends with a run of so many rounds; any other value as it is."""
+    if isinstance(value, Cosine | Linear) and value.until is None:
+        return replace(value, until=rounds)
+    return value
+
+
+def ramp_in_run(ramp: int | None, rounds: int) -> int:
+    """Rounds of gradual pruning in a run, by default two thirds; warns of a longer ramp."""
+    if ramp is None:
+        return 2 * rounds // 3
+    if ramp > rounds:
+        warnings.warn(
+            f"density falls for {ramp} rounds and the run has {rounds}: it ends denser than "
+            "target_density. Lower ramp or ask for more rounds.",
+            stacklevel=2,
+        )
+    return ramp
+
+
+def gradual(density: float, done: int, ramp: int) -> float:
+    """Density after `done` rounds of gradual pruning: from 1 to `density` in `ramp` rounds.
+
+    The cubic of Zhu & Gupta, "To prune, or not to prune", 2017: fast at first, while there is much
+    that does not matter.
+    """
+    left = 1 - done / ramp if done < ramp else 0.0
+    return density + (1 - density) * left**3

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.errors import DataError
+from fedsieve.data import InputScale
 
 Kind: TypeAlias = Literal["classes", "binary", "labels", "values"]
 Layout: TypeAlias = Literal["images", "rows", "tokens"]
-InputScale: TypeAlias = Literal["standard", "unit", "raw255"]
 PerChannel: TypeAlias = float | tuple[float, ...]
 
 

@@ -1,17 +1,18 @@
 """Data sets by name: `load("fashion_mnist", root, key)`, and the table of what there is.
 
-digits, mnist, shakespeare(window=40), synthetic(task=values, density=0.1), ...
+digits, mnist, tiny_shakespeare(window=40), synthetic(task=values, density=0.1), ...
 elsewhere(owners=3, shape=[64], outputs=10)   the form of data that stays with its owners
 npz:PATH                          arrays x, y, x_test, y_test (owners, owners_test) of your own
 python:package.module:function    a function of your own that returns a Dataset
 """
 
 import importlib
+import logging
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from fedsieve.core import options
-from fedsieve.core.errors import ConfigError, DataError
+from fedsieve.core.errors import ConfigError, DataError, FedsieveError
 from fedsieve.core.keys import Key
 from fedsieve.data import npz
 from fedsieve.data.dataset import Dataset
@@ -28,7 +29,7 @@ from fedsieve.data.images import (
     QmnistWriters,
 )
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.data.texts import Delicious, Rcv1, Rcv1Small, Shakespeare
+from fedsieve.data.texts import Delicious, Rcv1, Rcv1Small, TinyShakespeare
 
 FILE_SOURCES: tuple[type[FileSource], ...] = (
     Mnist,
@@ -38,13 +39,15 @@ FILE_SOURCES: tuple[type[FileSource], ...] = (
     Cifar10,
     Cifar100,
     Cifar100Subset,
-    Shakespeare,
+    TinyShakespeare,
     Delicious,
     Rcv1Small,
     Rcv1,
 )
 Source: TypeAlias = Digits | Synthetic | Elsewhere | FileSource
 LISTED: tuple[type[Digits | Synthetic | FileSource], ...] = (Digits, Synthetic, *FILE_SOURCES)
+RENAMED = {"shakespeare": "tiny_shakespeare"}  # it is not the one of LEAF
+log = logging.getLogger("fedsieve")
 SOURCES: tuple[type[Source], ...] = (*LISTED, Elsewhere)
 
 
@@ -82,7 +85,7 @@ def load(spec: str, root: Path | None, seed_key: Key) -> Dataset:
     elif spec.startswith("python:"):
         dataset = _from_python(spec)
     else:
-        source = options.read(spec, SOURCES, "data set")
+        source = options.read(_renamed(spec), SOURCES, "data set")
         if isinstance(source, Synthetic):
             dataset = source.draw(seed_key)
         elif isinstance(source, Digits | Elsewhere):
@@ -91,6 +94,15 @@ def load(spec: str, root: Path | None, seed_key: Key) -> Dataset:
             dataset = source.load(_located(source, root))
     dataset.check()
     return dataset
+
+
+def _renamed(spec: str) -> str:
+    """The spec under today's name of the data set."""
+    name, bracket, rest = spec.partition("(")
+    if name not in RENAMED:
+        return spec
+    log.warning("data set %r is called %s now; change the name.", name, RENAMED[name])
+    return RENAMED[name] + bracket + rest
 
 
 def _located(source: FileSource, root: Path | None) -> dict[str, Path]:
@@ -112,7 +124,15 @@ def _from_python(spec: str) -> Dataset:
         raise ConfigError(
             f"data set {spec!r}: {error}. The module must be importable (PYTHONPATH)."
         ) from error
-    dataset = make()
+    try:
+        dataset = make()
+    except FedsieveError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{spec} raised {type(error).__name__}: {error}. It is called without arguments and "
+            "must return a Dataset."
+        ) from error
     if not isinstance(dataset, Dataset):
         raise DataError(f"{spec} returned {type(dataset).__name__}; it must return a Dataset.")
     return dataset

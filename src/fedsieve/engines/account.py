@@ -68,7 +68,7 @@ def account(
         flops_ideal=sum(f.ideal for f in flops),
         flops_realisable=sum(f.realisable for f in flops),
         density=_overall(shares),
-        values=_means([a.reply.values for a in accepted]) | figures,
+        values=_means([a.reply.values for a in accepted]) | _means([figures]),
         global_accuracy=scores.global_accuracy,
         local_accuracy=scores.local_accuracy,
         seen_accuracy=scores.seen_accuracy,
@@ -105,7 +105,7 @@ def _overall(shares: Shares) -> float:
 
 
 def _means(values: list[dict[str, float]]) -> dict[str, float]:
-    """Means over the clients that report a finite value."""
+    """Means over those that report a finite value: JSON has no other."""
     names = dict.fromkeys(name for one in values for name in one)
     found = {n: [v[n] for v in values if n in v and math.isfinite(v[n])] for n in names}
     return {name: sum(numbers) / len(numbers) for name, numbers in found.items() if numbers}

@@ -5,6 +5,7 @@ Personal models are made where the states are: in this process, or with the data
 
 import logging
 from collections.abc import Iterable
+from math import isfinite
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -73,8 +74,9 @@ def evaluate(
 
     local_accuracy is the unweighted mean over test shards of the client's own model, or of the
     global one where clients have none of their own; seen_accuracy that over the clients in `seen`,
-    who have trained. The model of pooled data is the global one. A shard that could not be scored
-    counts nowhere; its accuracy is NaN.
+    who have trained. The model of pooled data is the global one. A shard that could not be scored,
+    or whose score is not defined (R2 of a single value, F1 without a label), counts nowhere; its
+    accuracy is NaN. A loss that is not finite is none.
 
     Raises:
         RoundError: no shard could be scored.
@@ -99,12 +101,13 @@ def evaluate(
     if not own.tallies:
         return Scores(None, None, None, shares=own.shares)
     whole = torch.stack(list((common.tallies or own.tallies).values())).sum(0)
-    scores = {shard: task.score(tally) for shard, tally in own.tallies.items()}
+    scores = {shard: s for shard, tally in own.tallies.items() if isfinite(s := task.score(tally))}
+    overall = task.score(whole)
     trained = [score for shard, score in scores.items() if shard in seen]
     return Scores(
-        global_accuracy=task.score(whole) if common.tallies else None,
-        local_accuracy=sum(scores.values()) / len(scores),
-        loss=task.mean_loss(whole),
+        global_accuracy=overall if common.tallies and isfinite(overall) else None,
+        local_accuracy=sum(scores.values()) / len(scores) if scores else None,
+        loss=loss if isfinite(loss := task.mean_loss(whole)) else None,
         seen_accuracy=fmean(trained) if trained and method.personal else None,
         client_accuracy=[scores.get(shard, float("nan")) for shard in shards],
         shares=own.shares,

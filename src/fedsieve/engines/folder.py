@@ -12,6 +12,7 @@ all that it stands on; one that is damaged is left out for the one before. One p
 time.
 """
 
+import errno
 import json
 import logging
 import tomllib
@@ -48,6 +49,7 @@ KEPT_CHECKPOINTS = 2
 MOST_SUPPORTS = 40
 RESULT = ("config.toml", *LINES, "result.json", *RECORDS)  # what reports are made of
 _UNUSED = {"lock", "checkpoints", "config.toml.tmp"}  # left by a process that ended at once
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
 class RunFolder:
@@ -76,13 +78,16 @@ class RunFolder:
         Raises:
             ResumeError: a run is to start afresh in a folder in use, and no result is written over;
                 or another process is at work in it.
-            StorageError: nothing can be written there.
+            StorageError: there can be no such folder, or nothing can be written there.
         """
         self._config = config_text
-        is_used = self.path.exists() and any(
-            entry.name not in _UNUSED or (entry.is_dir() and any(entry.iterdir()))
-            for entry in self.path.iterdir()
-        )
+        try:
+            is_used = self.path.exists() and any(
+                entry.name not in _UNUSED or (entry.is_dir() and any(entry.iterdir()))
+                for entry in self.path.iterdir()
+            )
+        except OSError as error:
+            raise self._unusable(error) from error
         if is_used and not (resume and self.is_begun):
             if resume:
                 raise ResumeError(
@@ -102,14 +107,19 @@ class RunFolder:
                 "stop it, or choose another --out."
             ) from error
         except OSError as error:
-            raise StorageError(
-                f"{self.path}: cannot be written ({error.strerror or error}). Choose another --out."
-            ) from error
+            raise self._unusable(error) from error
         try:
             if not self.is_begun:
                 disk.make_folder(self._checkpoints)  # says that this run can prove itself
                 self._write_config()
             yield
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise StorageError(
+                f"{self.path}: cannot be written any more ({error.strerror}). Rounds up to the "
+                "last checkpoint are kept: make room, then continue with --resume."
+            ) from error
         finally:
             lock.release()
 
@@ -126,6 +136,11 @@ class RunFolder:
                 f"{self.path}: config.toml is damaged or was changed, and might give another run. "
                 "Put the file back as it was, or start again in a new folder."
             )
+
+    def _unusable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path}: cannot be a run folder ({error.strerror}). Choose another --out."
+        )
 
     def append(self, played: Played) -> None:
         """Add a round; its row is written last."""

@@ -9,7 +9,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import AnyMethod
 from fedsieve.ledger.rows import Row
-from fedsieve.wire.precision import Precision
+from fedsieve.wire import Precision
 
 
 class Invited(NamedTuple):

@@ -9,11 +9,11 @@ from fedsieve.core.method import AnyMethod
 from fedsieve.engines.recall import MaskTable, recall, remember
 from fedsieve.engines.site import Reply
 from fedsieve.ledger.bytes import Sent
+from fedsieve.wire import Precision
 from fedsieve.wire.bound import SCHEMA_BYTES, Bound
 from fedsieve.wire.codec import Bools, Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
-from fedsieve.wire.precision import Precision
 from fedsieve.wire.schema import Hash, Schema, schema_of, unpacked
 
 KEPT_SCHEMAS = 8  # of each direction of a link

@@ -16,9 +16,9 @@ from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.data.federation import Federation
 from fedsieve.engines.feedback import add_residual, residual_of
 from fedsieve.ledger.flops import Flops, flops
+from fedsieve.wire import Precision
 from fedsieve.wire.codec import Bools, Coding, Decoder, Known, UnheldError, encode, masks_of
 from fedsieve.wire.frame import Payload
-from fedsieve.wire.precision import Precision
 from fedsieve.wire.schema import Hash, schema_of
 
 

@@ -7,9 +7,9 @@ Differs  statistics of normalisation layers (task.buffers) carry no prior: they 
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -20,7 +20,9 @@ from fedsieve.core.method import Batch, Batches, Method, Metrics, Task
 from fedsieve.core.optimisers import SGD, Moments, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.priors import PointPrior, Prior
-from fedsieve.core.schedules import Constant, Schedule
+from fedsieve.core.schedules import Cosine, Schedule
+
+PAPER = {"lr": 0.1, "clip_norm": None, "schedule": "constant"}
 
 
 class _Numbered(Protocol):
@@ -68,15 +70,19 @@ class HardEM(
 ):
     """Local MAP estimates under a prior around the server's parameters, then the M-step."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     task: Task
-    lr: float = 0.1  # client learning rate
-    schedule: Schedule = Constant()  # of the client learning rate, over rounds
+    lr: float = 1.0  # client learning rate
+    clip_norm: float | None = 1.0  # largest norm of a gradient of weights; the papers: none
+    schedule: Schedule = Cosine(floor=0.02)  # of the client learning rate, over rounds
     optimiser: Optimiser = SGD()  # of the client; fresh in every round
     weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
     personal: bool = False  # clients keep their last local model, and local accuracy is that one's
 
     def __post_init__(self) -> None:
         in_range("lr", self.lr, 0, above=True)
+        if self.clip_norm is not None:
+            in_range("clip_norm", self.clip_norm, 0, above=True)
 
     @property
     @abstractmethod
@@ -115,6 +121,7 @@ class HardEM(
             lr=begun.rates,
             key=key,
             fixed=self.task.buffers,
+            clip_norm=self._clips(begun),
         )
         up, after = self.finish(begun, trained.params, data, key)
         return up, after, Metrics(trained.processed, {"train_loss": trained.loss}, begun.mask)
@@ -122,6 +129,11 @@ class HardEM(
     def server_update(self, server: ServerT, replies: Sequence[UpT], key: Key) -> ServerT:
         counts = [r.examples if self.weighting == "samples" else 1 for r in replies]
         return self.m_step(server, replies, [count / sum(counts) for count in counts])
+
+    def _clips(self, begun: Begun[LocalT, CentreT]) -> Sequence[float | None] | float | None:
+        if isinstance(begun.optimisers, Sequence):
+            return [self.clip_norm, *[None] * (len(begun.optimisers) - 1)]
+        return self.clip_norm
 
     def remember(self, weights: Params) -> Memory:
         """What a client keeps for its evaluation."""

@@ -5,14 +5,16 @@ Symbols  H_m -> masks.top_k   m = floor(rho P)   rho -> target_density
 Differs  training is FedAvg's and dense; scores of earlier rounds are those of pruning there.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fedsieve.core import masks
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
 from fedsieve.core.units import Weights, budget
-from fedsieve.methods.em import Memory, Server
+from fedsieve.methods.em import PAPER, Memory, Server
 from fedsieve.methods.fedavg import FedAvg
 
 
@@ -21,7 +23,8 @@ from fedsieve.methods.fedavg import FedAvg
 class FedAvgPrune(FedAvg):
     """Dense training, a sparse model at the end."""
 
-    target_density: float = 0.1  # rho: share of what is pruned that is deployed
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER | {"target_density": 0.1}}
+    target_density: float = 0.3  # rho: share of what is pruned that is deployed
     units: Weights = Weights(biases=False)  # what is pruned: weights, or their biases too
 
     def __post_init__(self) -> None:

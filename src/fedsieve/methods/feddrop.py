@@ -9,10 +9,10 @@ Differs  exactly round(p n) of n units are dropped, so that all submodels have o
          the mean over the clients that held a coordinate; sgd with server_lr=1 is the mean itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,9 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Mask, Params
 from fedsieve.core.method import Batches, register
-from fedsieve.core.optimisers import Adam, Moments, Optimiser, init_moments, update
+from fedsieve.core.optimisers import SGD, Moments, Optimiser, init_moments, update
 from fedsieve.core.options import in_range
-from fedsieve.methods.em import Begun, HardEM, Memory, Own
+from fedsieve.methods.em import PAPER, Begun, HardEM, Memory, Own
 
 
 class Server(NamedTuple):
@@ -64,12 +64,21 @@ class Dropped:
 class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
     """Federated dropout of units; submodels are sent small and trained small."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {
+            **PAPER,
+            "fc_drop": 0.5,
+            "lr": 0.05,
+            "server_optimiser": "adam",
+            "server_lr": 1e-3,
+            "weighting": "uniform",
+        }
+    }
     conv_drop: float = 0.1  # share of a convolution's filters that a submodel lacks
-    fc_drop: float = 0.5  # share of a linear layer's units that a submodel lacks
-    lr: float = 0.05  # client learning rate
-    server_optimiser: Optimiser = Adam()  # of the server's step along the mean difference
-    server_lr: float = 1e-3  # its learning rate
-    weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
+    fc_drop: float = 0.25  # share of a linear layer's units that a submodel lacks
+    server_optimiser: Optimiser = SGD()  # of the server's step along the mean difference
+    server_lr: float = 1.0  # its learning rate
+    weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
 
     def __post_init__(self) -> None:
         super().__post_init__()

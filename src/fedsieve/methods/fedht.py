@@ -2,14 +2,16 @@
 
 Paper    Tong et al., "Federated Nonconvex Sparse Learning", 2022 (specification flops, section 6).
 Symbols  as FedIter-HT
-Differs  as FedIter-HT.
+Differs  as FedIter-HT; by default twice its density: what clients train outside the mask is cut
+         away again after every mean.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedsieve.core.method import register
-from fedsieve.methods.fediter_ht import FedIterHT
+from fedsieve.methods.fediter_ht import PAPER, FedIterHT
 
 
 @register("fedht")
@@ -17,4 +19,6 @@ from fedsieve.methods.fediter_ht import FedIterHT
 class FedHT(FedIterHT):
     """Top-m weights after every average."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER | {"target_density": 0.1}}
     thresholds_steps: ClassVar[bool] = False
+    target_density: float = 0.2  # rho: share of what is thresholded that is kept

@@ -3,14 +3,17 @@
 Paper    Tong et al., "Federated Nonconvex Sparse Learning", 2022 (specification flops, section 6).
 Symbols  H_m -> masks.top_k   m = floor(rho P) -> kept weights   rho -> target_density
 Differs  deep nets start from the m largest initial weights: 0 is a stationary point of theirs;
-         `start="zero"` is the paper's start. Adam by default: plain SGD rarely brings a pruned
-         weight of a deep net back above the threshold within a round. Biases are thresholded
-         with `units=weights(biases=true)`, as in FLoPS; normalisation never is.
+         `start="zero"` is the paper's start. Density falls from 1 to rho by gradual pruning
+         (`ramp`), gradients are clipped and rates fall over the run; preset `paper` has rho from
+         the first round on, with Adam: there plain SGD rarely brings a pruned weight of a deep net
+         back above the threshold. Biases are thresholded with `units=weights(biases=true)`, as in
+         FLoPS; normalisation never is.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 
@@ -18,10 +21,18 @@ from fedsieve.core import local, masks, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Kept, Mask, Params
 from fedsieve.core.method import Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import Adam, Optimiser
+from fedsieve.core.optimisers import SGD, Optimiser
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import Constant, Schedule
+from fedsieve.core.schedules import Cosine, Schedule, gradual, ramp_in_run
 from fedsieve.core.units import Weights, budget, level, regrown
+
+PAPER = {
+    "ramp": 0,
+    "lr": 0.01,
+    "clip_norm": None,
+    "schedule": "constant",
+    "optimiser": "adam",
+}
 
 
 class Server(NamedTuple):
@@ -46,20 +57,28 @@ class Up(NamedTuple):
 class FedIterHT(Method[Server, tuple[()], Down, Up]):
     """Top-m weights after every local step and after every average."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     task: Task
     thresholds_steps: ClassVar[bool] = True  # after every local step, not only after the average
     target_density: float = 0.1  # rho: share of what is thresholded that is kept
     units: Weights = Weights(biases=False)  # what is thresholded: weights, or their biases too
     start: Literal["init", "level", "zero"] = "init"  # the largest of all, of every layer, or all 0
-    lr: float = 0.01  # client learning rate
-    schedule: Schedule = Constant()  # of the client learning rate, over rounds
-    optimiser: Optimiser = Adam()  # of the client; fresh in every round; the paper: sgd
+    ramp: int | None = None  # rounds until density has fallen from 1; none: 2/3 of all; paper: 0
+    lr: float = 1.0  # client learning rate
+    schedule: Schedule = Cosine(floor=0.02)  # of the client learning rate, over rounds
+    optimiser: Optimiser = SGD()  # of the client; fresh in every round
+    clip_norm: float | None = 1.0  # largest norm of a gradient; the paper: none
     weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
 
     def __post_init__(self) -> None:
         in_range("target_density", self.target_density, 0, 1, above=True)
         in_range("lr", self.lr, 0, above=True)
+        in_range("ramp", self.ramp or 0, 0)
+        in_range("clip_norm", 1 if self.clip_norm is None else self.clip_norm, 0, above=True)
         budget(self.units, self.task.graph, self.target_density)
+
+    def in_run(self, rounds: int) -> Self:
+        return replace(super().in_run(rounds), ramp=ramp_in_run(self.ramp, rounds))
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
@@ -67,10 +86,10 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
             zeros = {n: torch.zeros_like(weights[n]) for n in self.units.shapes(self.task.graph)}
             return Server(weights | zeros, 0)
         if self.start == "level":
-            chosen = self._largest(level(self.task.graph, weights))
+            chosen = self._largest(level(self.task.graph, weights), 0)
             grown = regrown(self.task.graph, weights, masks.apply(weights, chosen))
             return Server(masks.apply(grown, chosen), 0)
-        return Server(self._threshold(weights), 0)
+        return Server(self._threshold(weights, 0), 0)
 
     def init_client(self, client: int, key: Key) -> tuple[()]:
         return ()
@@ -89,7 +108,8 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
             lr=self.lr * self.schedule.factor(down.rounds),
             key=key,
             fixed=self.task.buffers,
-            project=self._threshold if self.thresholds_steps else None,
+            clip_norm=self.clip_norm,
+            project=partial(self._threshold, done=down.rounds) if self.thresholds_steps else None,
         )
         support = self._support(trained.params)
         metrics = Metrics(trained.processed, {"train_loss": trained.loss}, support)
@@ -99,18 +119,18 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
         mean = tree.weighted_mean(
             (r.weights, r.examples if self.weighting == "samples" else 1) for r in replies
         )
-        return Server(self._threshold(mean), server.rounds + 1)
+        return Server(self._threshold(mean, server.rounds + 1), server.rounds + 1)
 
     def deploy(self, server: Server, state: tuple[()]) -> Params:
         return server.weights
 
-    def _threshold(self, weights: Params) -> Params:
+    def _threshold(self, weights: Params, done: int) -> Params:
         """H_m: all but the m largest become 0."""
-        return masks.apply(weights, self._largest(weights))
+        return masks.apply(weights, self._largest(weights, done))
 
-    def _largest(self, weights: Params) -> Mask:
-        graph = self.task.graph
-        return self.units.choose(graph, weights, budget(self.units, graph, self.target_density))
+    def _largest(self, weights: Params, done: int) -> Mask:
+        graph, density = self.task.graph, gradual(self.target_density, done, self.ramp or 0)
+        return self.units.choose(graph, weights, budget(self.units, graph, density))
 
     def _support(self, weights: Params) -> Mask:
         return masks.nonzero(weights, tuple(self.units.shapes(self.task.graph)))

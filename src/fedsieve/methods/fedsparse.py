@@ -11,12 +11,13 @@ Differs  signs and coefficients as in section 9 of the specification. The client
          gates.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import log, sqrt
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
+from torch.nn.functional import softplus
 
 from fedsieve.core import masks
 from fedsieve.core.errors import ConfigError, unknown
@@ -24,10 +25,22 @@ from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Kept, Mask, Params
 from fedsieve.core.method import Batches, register
-from fedsieve.core.optimisers import Adam, Adamax, Moments, Optimiser, init_moments, update
+from fedsieve.core.optimisers import SGD, Adamax, Moments, Optimiser, init_moments, update
 from fedsieve.core.options import in_range
-from fedsieve.core.spike_and_slab import Drawn, Gated, Slab, SpikeAndSlab
+from fedsieve.core.schedules import gradual, ramp_in_run
+from fedsieve.core.spike_and_slab import Drawn, Gated, Slab, SpikeAndSlab, inverse_softplus
 from fedsieve.methods.em import Begun, HardEM, Memory, Own
+
+OPEN = -10.0  # v of groups that stay: a threshold of 5e-5
+PAPER = {
+    "target_density": None,
+    "lr": 0.05,
+    "clip_norm": None,
+    "schedule": "constant",
+    "server_optimiser": "adam",
+    "server_lr": 1e-3,
+    "weighting": "uniform",
+}
 
 
 class Server(NamedTuple):
@@ -57,6 +70,9 @@ class Up(NamedTuple):
 class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
     """Federated averaging with gates over groups of weights."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
+    target_density: float | None = 0.5  # share of gated weights left; none: as the prior has it
+    ramp: int | None = None  # rounds until it has come to that; none: 2/3 of all
     gate_cost: float = 5e-6  # lambda_0, of one open weight; the paper: 5e-7, 5e-6, 5e-5
     cross_entropy: float = 1e-4  # weight of the tie of a client's gates to the server's
     proximal: float = 0.0  # lambda: tie of a client's open weights to the server's
@@ -67,18 +83,20 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
     temperature: float = 1e-3  # T
     theta_start: float = 0.99  # theta of all groups at the start
     prune_below: float = 0.1  # eps: a group with a smaller theta is pruned for good
-    lr: float = 0.05  # client learning rate
     threshold_lr: float = 1e-3  # client rate of v at 10 local steps; at n times sqrt(10 / n)
     threshold_optimiser: Optimiser = Adamax()  # of v on clients and server
-    server_optimiser: Optimiser = Adam()  # of w
-    server_lr: float = 1e-3  # of w on the server
+    server_optimiser: Optimiser = SGD()  # of w
+    server_lr: float = 1.0  # of w on the server
     server_threshold_lr: float = 1e-2  # of v on the server
-    weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
+    weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("gate_cost", "cross_entropy", "proximal", "threshold_lr"):
             in_range(f"fedsparse: {name}", getattr(self, name), 0)
+        in_range("fedsparse: ramp", self.ramp or 0, 0)
+        if self.target_density is not None:
+            in_range("fedsparse: target_density", self.target_density, 0, 1, above=True)
         for name in ("temperature", "server_lr", "server_threshold_lr"):
             in_range(f"fedsparse: {name}", getattr(self, name), 0, above=True)
         in_range("fedsparse: theta_start", self.theta_start, 0, 1, above=True, below=True)
@@ -87,6 +105,9 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
             if name not in self.task.graph.maskable:
                 where = unknown("weight", name, self.task.graph.maskable)
                 raise ConfigError(f"fedsparse: ungated: {where}")
+
+    def in_run(self, rounds: int) -> Self:
+        return replace(super().in_run(rounds), ramp=ramp_in_run(self.ramp, rounds))
 
     @property
     def prior(self) -> SpikeAndSlab:
@@ -123,7 +144,8 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
         prior = self.prior
         start = prior.close(Gated(down.weights, down.raw_thresholds), down.alive)
         slab = Slab(self.trainable(down.weights), prior.logits(start))
-        rates = (self.rate(down), self.threshold_lr * sqrt(10 / max(data.steps, 1)))
+        moving = self.threshold_lr * sqrt(10 / max(data.steps, 1))
+        rates = (self.rate(down), moving if self._is_pruning(down.rounds) else 0.0)
         optimisers = (self.optimiser, self.threshold_optimiser)
         mask = {n: a.expand_as(down.weights[n]) for n, a in down.alive.items()}
         return Begun(start, slab, optimisers, rates, mask)
@@ -156,6 +178,11 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
         logits = prior.logits(Gated(weights, raw))
         cut = log(self.prune_below / (1 - self.prune_below)) if self.prune_below else -torch.inf
         alive = {n: a & (logits[n] > cut) for n, a in server.alive.items()}
+        if self.target_density is not None:
+            density = gradual(self.target_density, server.rounds + 1, self.ramp or 0)
+            alive, raw = self._strongest(server.alive, Gated(weights, raw), density)
+        if not self._is_pruning(server.rounds + 1):
+            raw = {n: torch.full_like(v, OPEN) for n, v in raw.items()}
         return Server(
             masks.apply(weights, alive) | self.statistics(replies, shares),
             raw,
@@ -167,6 +194,36 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
 
     def deploy(self, server: Server, state: Memory) -> Params | None:
         return (state.weights or None) if isinstance(state, Own) else server.weights
+
+    def _is_pruning(self, done: int) -> bool:
+        """Whether groups are still pruned after `done` rounds; then what is left is trained."""
+        return self.target_density is None or done < (self.ramp or 0)
+
+    def _strongest(self, before: Mask, at: Gated, density: float) -> tuple[Mask, Params]:
+        """The groups that stand highest above their thresholds, and these where they were passed.
+
+        At least one of each layer.
+        """
+        norms = self.prior.norms(at.weights)
+        ratio = {n: norms[n] / softplus(v) for n, v in at.raw_thresholds.items()}
+        first = {n: x.where(before[n], -1.0).argmax() for n, x in ratio.items()}
+        flat = torch.cat([x.where(before[n], -1.0).flatten() for n, x in ratio.items()])
+        sizes = torch.cat(
+            [torch.full((x.numel(),), at.weights[n].numel() // x.numel()) for n, x in ratio.items()]
+        )
+        order = flat.argsort(descending=True, stable=True)
+        order = order[flat[order] >= 0]
+        fits = sizes[order].cumsum(0) <= density * sizes.sum()
+        chosen = torch.zeros_like(flat, dtype=torch.bool)
+        chosen[order[fits]] = True
+        alive = {}
+        parts = torch.split(chosen, [x.numel() for x in ratio.values()])
+        for name, part in zip(ratio, parts, strict=True):
+            part[first[name]] = True
+            alive[name] = part.view(ratio[name].shape)
+        opened = {n: inverse_softplus((0.9 * norm).clamp(min=1e-4)) for n, norm in norms.items()}
+        raw = {n: torch.where(ratio[n] < 1, opened[n], v) for n, v in at.raw_thresholds.items()}
+        return alive, raw
 
     def _gated_layers(self) -> list[Layer]:
         return [

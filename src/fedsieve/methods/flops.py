@@ -10,9 +10,9 @@ Differs  a round is one gradient step, its cohort is held for n(B) of them. The 
          model's own initialisation.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -21,9 +21,24 @@ from fedsieve.core import local, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Params
 from fedsieve.core.method import Batch, Batches, Cohort, Method, Metrics, register
-from fedsieve.core.optimisers import ascend
+from fedsieve.core.optimisers import SGD, ascend
 from fedsieve.core.options import in_range
+from fedsieve.core.schedules import ramp_in_run
 from fedsieve.methods.gated import GatedWeights
+
+PAPER = {
+    "target_density": 0.05,
+    "units": "weights(biases=True)",
+    "ramp": 0,
+    "stepwise": True,
+    "hold": 20,
+    "scale_from": 25,
+    "scale_rate": 0.3,
+    "start_open": 0.95,
+    "lr": 0.1,
+    "clip_norm": None,
+    "schedule": "constant",
+}
 
 
 class Server(NamedTuple):
@@ -36,12 +51,19 @@ class Server(NamedTuple):
 class Down(NamedTuple):
     weights: Dense
     gate_logits: Dense
+    rounds: Count
 
 
 class Up(NamedTuple):
     weights: Dense  # gradients
     gate_logits: Dense  # gradients
     examples: Count
+    steps: Count
+
+
+class Gated(NamedTuple):
+    weights: Params
+    gate_logits: Params
 
 
 @register("flops")
@@ -49,18 +71,22 @@ class Up(NamedTuple):
 class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """One exchange of gradients for every step; exactly m weights are deployed."""
 
-    start_open: float = 0.95  # initial gates have logit log(start_open / (1 - start_open))
-    hold: int = 20  # n(B): steps with one cohort
-    scale_from: int = 25  # the cohort after which gate logits are first scaled
-    scale_rate: float = 0.3  # r: by how much scaling raises the logits of kept gates
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
+    start_open: float = 0.99  # initial gates have logit log(start_open / (1 - start_open))
+    stepwise: bool = False  # a round is one step, as in the paper; else the job's local steps
+    hold: int = 1  # rounds with one cohort; the paper: n(B)
+    scale_from: int = 1  # the cohort after which gate logits are first scaled
+    scale_rate: float = 1.0  # r: by how much scaling raises the logits of kept gates
     closing: float = 1.0  # share of r by which it lowers the others; 1 in the paper
-    lr: float = 0.1  # eta_w, of weights
     weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
 
     def __post_init__(self) -> None:
         super().__post_init__()
         in_range("hold", self.hold, 1)
         in_range("scale_from", self.scale_from, 1)
+
+    def in_run(self, rounds: int) -> Self:
+        return replace(super().in_run(rounds), ramp=ramp_in_run(self.ramp, rounds))
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
@@ -73,37 +99,53 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
         return Cohort(size, draw=done // self.hold)
 
     def broadcast(self, server: Server, client: int, key: Key) -> Down:
-        return Down(server.weights, server.gate_logits)
+        return Down(server.weights, server.gate_logits, server.steps)
 
     def client_update(
         self, down: Down, state: tuple[()], data: Batches, key: Key
     ) -> tuple[Up, tuple[()], Metrics]:
-        def objective(at: Down, batch: Batch, key: Key) -> Tensor:
+        start = Gated(down.weights, down.gate_logits)
+
+        def objective(at: Gated, batch: Batch, key: Key) -> Tensor:
             return self.loss(at.weights, at.gate_logits, batch, key)
 
-        batch = data.draw(fold(key, "batch"))
-        grads, loss = local.gradient(objective, down, batch, key=key, fixed=self.task.buffers)
+        batches = data.work(key)
+        if self.stepwise:
+            batches = iter([data.draw(fold(key, "batch"))])
+        factor = self.schedule.factor(down.rounds)
+        trained = local.train(
+            objective,
+            start,
+            batches,
+            (SGD(), SGD()),
+            lr=(self.lr * factor, self.gate_lr * factor),
+            key=key,
+            fixed=self.task.buffers,
+            clip_norm=(self.clip_norm, None),
+        )
+        lost = [tree.subtract(a, b) for a, b in zip(start, trained.params, strict=True)]
         density = self.density(down.gate_logits).item()
-        metrics = Metrics(len(batch.y), {"train_loss": loss, "expected_density": density})
-        return Up(grads.weights, grads.gate_logits, data.examples), state, metrics
+        values = {"train_loss": trained.loss, "expected_density": density}
+        metrics = Metrics(trained.processed, values)
+        return Up(lost[0], lost[1], data.examples, trained.steps), state, metrics
 
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
         shares = [r.examples if self.weighting == "samples" else 1 for r in replies]
         step = tree.weighted_mean((r.weights, c) for r, c in zip(replies, shares, strict=True))
         open_ = tree.weighted_mean((r.gate_logits, c) for r, c in zip(replies, shares, strict=True))
-        rates = {n: 1.0 if n in self.task.buffers else self.lr for n in step}
-        weights = {n: w - rates[n] * step[n] for n, w in server.weights.items()}
+        weights = {n: w - step[n] for n, w in server.weights.items()}
         density, slopes = self.slope(server.gate_logits)
+        steps = sum(r.steps for r in replies) / len(replies)
+        pull = steps * self.gate_lr * self.schedule.factor(server.steps) * server.dual
         logits = self.clamp(
-            {
-                n: a - self.gate_lr * (open_[n] + server.dual * slopes[n])
-                for n, a in server.gate_logits.items()
-            }
+            {n: a - open_[n] - pull * slopes[n] for n, a in server.gate_logits.items()}
         )
-        dual = ascend(server.dual, density - self.target_density, self.dual_lr)
+        wanted = self.density_after(server.steps + 1)
+        dual = ascend(server.dual, density - wanted, steps * self.dual_lr)
         cohorts, is_over = divmod(server.steps + 1, self.hold)
         if not is_over and cohorts >= self.scale_from:
-            logits = self.scale(logits, self.largest(weights, logits, self.budget))
+            kept = self.budget(server.steps + 1)
+            logits = self.scale(logits, self.largest(weights, logits, kept))
         return Server(weights, logits, dual, server.steps + 1)
 
     def open_gates(self, server: Server) -> Params:
@@ -111,5 +153,5 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
 
     def deploy(self, server: Server, state: tuple[()]) -> Params:
         weights, logits = server.weights, server.gate_logits
-        chosen = self.largest(weights, logits, self.budget)
+        chosen = self.largest(weights, logits, self.budget(server.steps))
         return self.cut(weights, self.test_gates(logits), chosen)

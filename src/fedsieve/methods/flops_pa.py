@@ -14,9 +14,9 @@ Differs  gates in messages are medians, the paper draws them; clients count by e
          after it. `target_bytes`: m follows from what messages cost.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,9 +28,18 @@ from fedsieve.core.message import Bits, Count, Kept, Mask, Params, Scalar
 from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
 from fedsieve.core.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import Constant, Schedule
+from fedsieve.core.schedules import ramp_in_run
 from fedsieve.core.units import level, regrown
 from fedsieve.methods.gated import GatedWeights
+
+PAPER = {
+    "target_density": 0.05,
+    "units": "weights(biases=True)",
+    "ramp": 0,
+    "open_logit": None,
+    "lr": 1.5,
+    "schedule": "constant",
+}
 
 
 class Sparse(NamedTuple):
@@ -85,11 +94,11 @@ class Point(NamedTuple):
 class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """A round of local steps on weights and gates between two sparse messages."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     target_bytes: int | None = None  # of a client's two messages, a round; replaces target_density
     inverse: Literal["stretched", "plain"] = "stretched"  # gates to logits; the paper: plain
-    schedule: Schedule = Constant()  # of both learning rates, over rounds
+    open_logit: float | None = 6.0  # of a gate that is 1; none: that of the inverse, P(z = 1) = 1/2
     optimiser: Optimiser = SGD()  # of weights; fresh in every round
-    clip_norm: float | None = 1.0  # largest allowed norm of the gradient of weights
     weighting: Literal["samples", "uniform"] = "samples"  # p_k: by examples or equally
 
     def __post_init__(self) -> None:
@@ -98,14 +107,17 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
             in_range("target_bytes", self.target_bytes, 1)
             if not self.units.come_back:
                 raise ConfigError("target_bytes: channels stay as chosen first. Use units=weights.")
-        if self.clip_norm is not None:
-            in_range("clip_norm", self.clip_norm, 0, above=True)
+
+    def in_run(self, rounds: int) -> Self:
+        return replace(super().in_run(rounds), ramp=ramp_in_run(self.ramp, rounds))
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
         logits, graph = self.init_logits(key), self.task.graph
         # Either way a weight takes about 9 bytes: two values, and what says where they belong.
-        kept = self.budget if self.target_bytes is None else self._fitting(self.target_bytes / 18)
+        kept = self.budget(0)
+        if self.target_bytes is not None:
+            kept = self._fitting(self.target_bytes / 18)
         kept = kept if self.units.come_back else self.units.size(graph)
         chosen = self.largest(level(graph, weights), logits, kept)
         grown = regrown(graph, weights, self.cut(weights, self.test_gates(logits), chosen))
@@ -160,9 +172,10 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         pairs = [(r, r.examples if self.weighting == "samples" else 1) for r in replies]
         effective = tree.weighted_mean((r.effective, share) for r, share in pairs)
         gates = tree.weighted_mean((Sparse(*r[:4]).all_gates, share) for r, share in pairs)
-        kept = self.budget if self.target_bytes is None else server.kept
+        done = server.rounds + 1
+        kept = self.budget(done) if self.target_bytes is None else server.kept
         model = self._scale_and_compress(*self._expand(effective, gates), kept)
-        return server._replace(model=model, kept=kept, rounds=server.rounds + 1)
+        return server._replace(model=model, kept=kept, rounds=done)
 
     def deploy(self, server: Server, state: tuple[()]) -> Params:
         return server.model.effective
@@ -194,4 +207,7 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         if self.inverse == "plain":
             return {n: beta * torch.logit(g.clamp(0.01, 0.99)) for n, g in gates.items()}
         factor = 1 if self.test_gate == "median" else 1 / beta
-        return {n: self.gate.invert(g) * factor for n, g in gates.items()}
+        logits = {n: self.gate.invert(g) * factor for n, g in gates.items()}
+        if self.open_logit is None:
+            return logits
+        return {n: torch.where(g >= 1, self.open_logit, logits[n]) for n, g in gates.items()}

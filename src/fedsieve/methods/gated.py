@@ -22,6 +22,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Task
 from fedsieve.core.options import in_range
+from fedsieve.core.schedules import Cosine, Schedule, gradual
 from fedsieve.core.units import Units, Weights, budget
 
 _SPREAD = 0.1  # deviation of initial gate logits
@@ -32,8 +33,9 @@ class GatedWeights:
     """Hyper-parameters and formulas of sections 2 to 4."""
 
     task: Task
-    target_density: float = 0.05  # rho: share of gated weights and biases kept
-    units: Units = Weights()  # what a gate opens: weights and biases, or channels that can be cut
+    target_density: float = 0.1  # rho: share of gated weights kept
+    ramp: int | None = None  # rounds until density has fallen from 1; none: 2/3 of all; paper: 0
+    units: Units = Weights(biases=False)  # what a gate opens: weights, or channels that can be cut
     gate: HardConcrete = HardConcrete(beta=0.66)  # temperature and stretch
     start_open: float = 0.5  # initial gates have logit log(start_open / (1 - start_open))
     logit_limit: float = 10.0  # L: gate logits stay in [-L, L]
@@ -41,17 +43,22 @@ class GatedWeights:
     scaling: Literal["additive", "multiplicative"] = "additive"  # of logits; the paper: the latter
     scale_rate: float = 1.0  # r: by how much scaling raises the logits of kept gates
     closing: float = 0.0  # share of r by which it lowers the others; 1 in the paper
-    lr: float = 1.5  # eta_w, of weights
+    lr: float = 1.0  # eta_w, of weights
+    clip_norm: float | None = 1.0  # largest allowed norm of the gradient of weights
+    schedule: Schedule = Cosine(floor=0.02)  # of both learning rates, over rounds
     gate_lr: float = 0.05  # eta_a, of gate logits
     dual_lr: float = 1.0  # eta_lambda, of the dual of density
 
     def __post_init__(self) -> None:
         in_range("target_density", self.target_density, 0, 1, above=True)
+        in_range("ramp", self.ramp or 0, 0)
         in_range("start_open", self.start_open, 0, 1, above=True, below=True)
         in_range("logit_limit", self.logit_limit, 0, above=True)
         in_range("scale_rate", self.scale_rate, 0)
         in_range("closing", self.closing, 0)
         in_range("lr", self.lr, 0, above=True)
+        if self.clip_norm is not None:
+            in_range("clip_norm", self.clip_norm, 0, above=True)
         in_range("gate_lr", self.gate_lr, 0)
         in_range("dual_lr", self.dual_lr, 0)
         budget(self.units, self.task.graph, self.target_density)
@@ -115,10 +122,13 @@ class GatedWeights:
         effective = self.effective(weights, self.test_gates(gate_logits))
         return self.units.choose(self.task.graph, effective, kept)
 
-    @property
-    def budget(self) -> int:
-        """M = floor(rho P)."""
-        return budget(self.units, self.task.graph, self.target_density)
+    def density_after(self, rounds: int) -> float:
+        """Rho after so many rounds of gradual pruning."""
+        return gradual(self.target_density, rounds, self.ramp or 0)
+
+    def budget(self, rounds: int) -> int:
+        """M = floor(rho P) after so many rounds."""
+        return budget(self.units, self.task.graph, self.density_after(rounds))
 
     def scale(self, gate_logits: Params, kept: Mask) -> Params:
         """Open kept gates and close the others by one step of section 4."""

@@ -8,7 +8,7 @@ Differs  the paper leaves T, rates, schedules and the weight of the KL term open
          variational_dropout, sections 2, 3 and 11). Biases and normalisation are plain numbers.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,9 +20,9 @@ from fedsieve.core.keys import Key
 from fedsieve.core.local import Trained
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Task
-from fedsieve.core.optimisers import Adam, Moments, Optimiser
+from fedsieve.core.optimisers import SGD, Adam, Moments, Optimiser
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import Constant, Schedule
+from fedsieve.core.schedules import Cosine, Schedule
 from fedsieve.core.variational import Posterior
 
 
@@ -46,7 +46,7 @@ class Bound(NamedTuple):
 
     rounds: int  # done so far
     examples: int  # N_eff, of all devices; 0 while it is not known
-    mask: Mask
+    mask: Mask  # of weights in forward passes; {}: all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,59 +55,66 @@ class GaussianFit:
 
     task: Task
     log_threshold: float = 3.0  # log T: a weight with a larger log alpha is masked
-    log_variance: float = -8.0  # at the start
+    log_variance: float = -10.0  # at the start
     log_variance_spread: float = 0.0  # its standard deviation over weights at the start
-    warmup: int = 0  # rounds of dense training before there is any noise
-    ramp: int = 100  # rounds after these until the KL term has its full weight
-    kl_weight: float = 1.0  # kappa after the ramp
+    warmup: int | None = None  # rounds of dense training before there is noise; none: a fifth
+    ramp: int | None = None  # rounds after these until the KL term is whole; none: a fifth
+    kl_weight: float = 0.1  # kappa after the ramp; the bound: 1
     clip_training: bool = False  # masked weights are left out of forward passes in training too
-    lr: float = 1e-3  # of weights
-    variance_lr: float = 1e-2  # of log-variances: with adam, log alpha climbs by this in a step
-    schedule: Schedule = Constant()  # of both rates, over rounds
-    optimiser: Optimiser = Adam()  # of weights and of log-variances
+    lr: float = 1.0  # of weights
+    clip_norm: float | None = 1.0  # largest norm of a gradient of weights
+    variance_lr: float | None = None  # of log-variances in a round; none: 30 by rounds of the run
+    schedule: Schedule = Cosine(floor=0.02)  # of both rates, over rounds
+    optimiser: Optimiser = SGD()  # of weights
+    variance_optimiser: Optimiser = Adam()  # of log-variances
 
     def __post_init__(self) -> None:
         for name in ("warmup", "kl_weight", "log_variance_spread"):
-            in_range(f"vardrop: {name}", getattr(self, name), 0)
-        for name in ("ramp", "lr", "variance_lr"):
-            in_range(f"vardrop: {name}", getattr(self, name), 0, above=True)
+            in_range(f"vardrop: {name}", getattr(self, name) or 0, 0)
+        for name in ("ramp", "lr", "variance_lr", "clip_norm"):
+            if getattr(self, name) is not None:
+                in_range(f"vardrop: {name}", getattr(self, name), 0, above=True)
 
     def start(self, key: Key) -> Model:
         at = variational.start(self.task, key, self.log_variance, self.log_variance_spread)
+        return Model(at, self.first_moments(at))
+
+    def first_moments(self, at: Posterior) -> tuple[Moments, Moments]:
         trainable = {n: w for n, w in at.weights.items() if n not in self.task.buffers}
         first = optimisers.init_moments(self.optimiser, trainable)
-        return Model(at, (first, optimisers.init_moments(self.optimiser, at.log_variance)))
+        return first, optimisers.init_moments(self.variance_optimiser, at.log_variance)
 
     @property
     def _optimisers(self) -> tuple[Optimiser, Optimiser]:
         """Of weights and of log-variances: decay to 0 would make these large."""
-        return self.optimiser, optimisers.undecayed(self.optimiser)
+        return self.optimiser, optimisers.undecayed(self.variance_optimiser)
 
     def mask(self, model: Model, rounds: int) -> Mask:
         """Where log alpha <= log T; none in the warm-up, in which every weight is kept."""
-        is_early = rounds < self.warmup
+        is_early = rounds < (self.warmup or 0)
         return {} if is_early else variational.kept(model.posterior, self.log_threshold)
 
     def gradient(
         self, model: Model, batch: Batch, bound: Bound, key: Key
     ) -> tuple[Posterior, float]:
         """Gradients of the bound at one mini-batch, what statistics lost in it, and the bound."""
-        at, fixed = self._learned(model, bound.rounds), self.task.buffers
+        at, fixed = self.learned(model, bound.rounds), self.task.buffers
         return local.gradient(self._objective(bound), at, batch, key=key, fixed=fixed)
 
     def train(
-        self, model: Model, batches: Iterable[Batch], bound: Bound, key: Key
+        self, model: Model, batches: Sequence[Batch], bound: Bound, key: Key
     ) -> Trained[Posterior]:
         """Steps along the gradients of the bound at one mini-batch after the other."""
-        at = self._learned(model, bound.rounds)
+        at = self.learned(model, bound.rounds)
         return local.train(
             self._objective(bound),
             at,
             batches,
             (self._optimisers[0], self._optimisers[1] if at.log_variance else None),
-            lr=self._rates(bound.rounds),
+            lr=self._rates(bound.rounds, len(batches)),
             key=key,
             fixed=self.task.buffers,
+            clip_norm=(self.clip_norm, None),
             moments=model.moments,
         )
 
@@ -127,20 +134,20 @@ class GaussianFit:
 
     def _objective(self, bound: Bound) -> Callable[[Posterior, Batch, Key], Tensor]:
         """L_i of section 3; there is no KL term before it is known over how many examples."""
-        kappa = self.kl_weight * min((bound.rounds - self.warmup) / self.ramp, 1.0)
+        done = bound.rounds - (self.warmup or 0)
+        kappa = self.kl_weight * min(done / (self.ramp or 1), 1.0)
         scale = kappa / bound.examples if bound.examples else 0.0
-        used = bound.mask if self.clip_training else {}
 
         def objective(at: Posterior, batch: Batch, key: Key) -> Tensor:
-            return variational.bound(self.task, at, batch, key, scale, used)
+            return variational.bound(self.task, at, batch, key, scale, bound.mask)
 
         return objective
 
-    def _learned(self, model: Model, rounds: int) -> Posterior:
+    def learned(self, model: Model, rounds: int) -> Posterior:
         """What is fitted: in the warm-up weights alone, which then have no noise."""
         weights, log_variance = model.posterior
-        return Posterior(weights, {} if rounds < self.warmup else log_variance)
+        return Posterior(weights, {} if rounds < (self.warmup or 0) else log_variance)
 
-    def _rates(self, rounds: int) -> tuple[float, float]:
+    def _rates(self, rounds: int, steps: int = 1) -> tuple[float, float]:
         factor = self.schedule.factor(rounds)
-        return self.lr * factor, self.variance_lr * factor
+        return self.lr * factor, (self.variance_lr or 0.01) * factor / steps

@@ -5,9 +5,9 @@ Symbols  w_k -> state.weights
 Differs  all clients start from one common initial model, as in every other method.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fedsieve.core import local
 from fedsieve.core.keys import Key, fold
@@ -15,7 +15,8 @@ from fedsieve.core.message import Params
 from fedsieve.core.method import Batches, Method, Metrics, Task, register
 from fedsieve.core.optimisers import SGD, Moments, Optimiser
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import Constant, Schedule
+from fedsieve.core.schedules import Cosine, Schedule
+from fedsieve.methods.em import PAPER
 
 
 class Nothing(NamedTuple):
@@ -35,12 +36,16 @@ class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
 
     task: Task
     personal = True
-    lr: float = 0.1  # learning rate
-    schedule: Schedule = Constant()  # of the learning rate, over the client's own rounds
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
+    lr: float = 1.0  # learning rate
+    clip_norm: float | None = 1.0  # largest norm of a gradient
+    schedule: Schedule = Cosine(floor=0.02)  # of the learning rate, over the client's own rounds
     optimiser: Optimiser = SGD()  # its moments live on over rounds
 
     def __post_init__(self) -> None:
         in_range("lr", self.lr, 0, above=True)
+        if self.clip_norm is not None:
+            in_range("clip_norm", self.clip_norm, 0, above=True)
 
     def init_server(self, key: Key) -> Nothing:
         return Nothing()
@@ -62,6 +67,7 @@ class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
             lr=self.lr * self.schedule.factor(state.rounds),
             key=key,
             fixed=self.task.buffers,
+            clip_norm=self.clip_norm,
             moments=state.moments,
         )
         after = State(trained.params, trained.moments, state.rounds + 1)

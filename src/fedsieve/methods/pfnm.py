@@ -9,9 +9,9 @@ Differs  convolution filters are matched as neurons are. The program has all cli
          starts from the most used atoms. A client without a network starts from its own draw.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,16 +22,26 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Exact, Params, Sender
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import Adam, Optimiser
+from fedsieve.core.optimisers import SGD, Optimiser
 from fedsieve.core.options import in_range
 from fedsieve.core.priors import Gaussian
-from fedsieve.core.schedules import Exponential, Schedule
+from fedsieve.core.schedules import Cosine, Schedule
 from fedsieve.matching import Settings, match_networks, visiting_orders
 from fedsieve.matching.book import own_atoms, write_book
 from fedsieve.matching.costs import PresetName
 from fedsieve.matching.layout import Layout, layout_of
 
 CLASSES = "classes"
+
+
+PAPER = {
+    "costs": "paper",
+    "sigma0_2": (1.0,),
+    "lr": 0.01,
+    "clip_norm": None,
+    "schedule": "exponential(0.99)",
+    "optimiser": "adam(amsgrad=True)",
+}
 
 
 class Server(NamedTuple):
@@ -63,12 +73,16 @@ class Up(NamedTuple):
 class Pfnm(Method[Server, State, Down, Up]):
     """Probabilistic federated neural matching."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": PAPER,
+        "pfnm-code": PAPER | {"costs": "pfnm-code"},
+    }
     takes_start = False  # clients draw first networks of their own widths
     task: Task
     sigma2: tuple[float, ...] = (1.0,)  # variance of neurons around their atom; one, or per layer
-    sigma0_2: tuple[float, ...] = (1.0,)  # variance of atoms around the prior mean
+    sigma0_2: tuple[float, ...] = (1000.0,)  # variance of atoms around the prior mean
     gamma0: tuple[float, ...] = (1.0,)  # mass of the Beta process: more keeps more atoms
-    preset: PresetName = "paper"  # or the choices of the published program
+    costs: PresetName = "paper"  # of matching, or those of the published program
     padding: Literal["full", "zero"] = "full"  # weights to neurons a client lacks: 0, or unknown
     sweeps: int = 5  # re-matchings of all clients in the first round
     later_sweeps: int = 3  # and in later ones, which start from the labels before
@@ -76,9 +90,10 @@ class Pfnm(Method[Server, State, Down, Up]):
     reg: float = 1e-6  # L2 in the first round, then a tie to where the round started
     reg_factor: float = 0.0  # of the tie, from each round to the next
     first_epochs: int | None = None  # passes in the first round, in place of `epochs`
-    lr: float = 0.01  # client learning rate
-    schedule: Schedule = Exponential(0.99)  # of the client learning rate, over rounds
-    optimiser: Optimiser = Adam(amsgrad=True)  # of the client; fresh in every round
+    lr: float = 1.0  # client learning rate
+    clip_norm: float | None = 1.0  # largest norm of a gradient
+    schedule: Schedule = Cosine(floor=0.02)  # of the client learning rate, over rounds
+    optimiser: Optimiser = SGD()  # of the client; fresh in every round
 
     def __post_init__(self) -> None:
         layers = len(self._layout.hidden)
@@ -90,6 +105,7 @@ class Pfnm(Method[Server, State, Down, Up]):
             in_range(f"pfnm: {name}", getattr(self, name), 0)
         in_range("pfnm: first_epochs", 1 if self.first_epochs is None else self.first_epochs, 1)
         in_range("pfnm: lr", self.lr, 0, above=True)
+        in_range("pfnm: clip_norm", 1 if self.clip_norm is None else self.clip_norm, 0, above=True)
         if self.task.kind != "classes":
             raise ConfigError(f"pfnm: the data has {self.task.kind}, matching needs classes.")
 
@@ -97,7 +113,7 @@ class Pfnm(Method[Server, State, Down, Up]):
     def settings(self) -> Settings:
         """Hyper-parameters of the matching."""
         return Settings(
-            preset=self.preset,
+            preset=self.costs,
             sigma2=self.sigma2,
             sigma0_2=self.sigma0_2,
             gamma0=self.gamma0,
@@ -137,6 +153,7 @@ class Pfnm(Method[Server, State, Down, Up]):
             self.optimiser,
             lr=self.lr * self.schedule.factor(down.rounds),
             key=key,
+            clip_norm=self.clip_norm,
         )
         up = Up(trained.params, {CLASSES: self._classes(data)}, state.client)
         used = self._layout.used(first)

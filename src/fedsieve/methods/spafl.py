@@ -4,8 +4,9 @@ Paper    "SpaFL: Communication-Efficient Federated Learning with Sparse Models a
          Overhead", 2024, Algorithm 1 (specification spafl).
 Symbols  w_k -> state.own.weights   tau -> thresholds   p -> mask   alpha -> sparsity_weight
          Delta -> change   nu -> importance_norm   eta -> lr
-Differs  text and released program disagree; the presets `paper` and `code` follow one each, and
-         without a preset options are those of `code`, importance_norm="kernel" included. Delta
+Differs  text and released program disagree; the presets `paper` and `code` follow one each. The
+         default masks single weights, trains as the program does, with clipped steps whose rate
+         falls over the run, and leaves the output layer whole. Delta
          is sent, though the paper does not count it, to clients that cannot know it. A reset layer
          is open in all of an evaluation, not from its second mini-batch on. Biases of masked layers
          (fc of resnet8) stay and are never masked; the paper's masked layers have none. The inverse
@@ -54,6 +55,12 @@ class Up(NamedTuple):
 
 
 CODE = {
+    "lr": 0.01,
+    "schedule": "constant",
+    "optimiser": "sgd(momentum=0.9)",
+    "clip_norm": None,
+    "sparsity_weight": 0.002,
+    "unmasked": (),
     "granularity": "filter",
     "training": "joint",
     "weight_ste": True,
@@ -66,6 +73,12 @@ CODE = {
 }
 CODE_CIFAR = CODE | {"ste": "inverted", "importance_scope": "all", "persist_momentum": False}
 PAPER = {
+    "lr": 0.01,
+    "schedule": "constant",
+    "optimiser": "sgd(momentum=0.9)",
+    "clip_norm": None,
+    "sparsity_weight": 0.002,
+    "unmasked": (),
     "granularity": "element",
     "training": "split",
     "weight_ste": False,

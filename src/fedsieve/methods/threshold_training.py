@@ -21,7 +21,7 @@ from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Batches, Task
 from fedsieve.core.optimisers import SGD, Moments, Optimiser, undecayed
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import Constant, Schedule
+from fedsieve.core.schedules import Cosine, Schedule
 from fedsieve.core.thresholds import Granularity, Penalty, Slope, Thresholding, penalty
 
 
@@ -54,18 +54,18 @@ class ThresholdTraining:
     """Options of local training, and the training itself."""
 
     task: Task
-    lr: float = 0.01  # eta, of weights and thresholds
-    schedule: Schedule = Constant()  # of the learning rate, over rounds
-    optimiser: Optimiser = SGD(momentum=0.9)  # of weights and thresholds; its decay is weights'
+    lr: float = 1.0  # eta, of weights and thresholds
+    schedule: Schedule = Cosine(floor=0.02)  # of the learning rate, over rounds
+    optimiser: Optimiser = SGD()  # of weights and thresholds; its decay is weights'
     persist_momentum: bool = True  # momentum lives on over rounds
-    clip_norm: float | None = None  # largest norm of the gradient of weights and thresholds
-    granularity: Granularity = "filter"  # a threshold keeps whole rows, or single weights
-    unmasked: tuple[str, ...] = ()  # layers without thresholds, such as fc of lstm and resnet18
+    clip_norm: float | None = 1.0  # largest norm of the gradient of weights and thresholds
+    granularity: Granularity = "element"  # a threshold keeps single weights, or whole rows
+    unmasked: tuple[str, ...] | None = None  # layers without thresholds; none: the output layer
     training: Literal["joint", "split", "split_joint"] = "joint"  # split: thresholds in last epoch
     refresh_mask: bool = True  # split: masks follow the thresholds in the last epoch
     weight_ste: bool = True  # weights get the gradient through their magnitude, pruned ones too
     ste: Slope = "identity"  # derivative in place of the step function's; window: within 1
-    sparsity_weight: float = 0.002  # alpha
+    sparsity_weight: float = 0.001  # alpha
     regulariser: Penalty = "exp"  # R(tau): exp(-tau) or 1 / (max(tau, 0) + 0.1)
     reg_warmup: float | None = 1.0  # P: the regulariser counts sigmoid(10 round / P - 5)
     clamp: bool = False  # masked weights to [-1, 1], thresholds to [0, 1] after every step
@@ -80,8 +80,8 @@ class ThresholdTraining:
         for name in ("reg_warmup", "clip_norm"):
             if getattr(self, name) is not None:
                 in_range(f"spafl: {name}", getattr(self, name), 0, above=True)
-        layers = [x.name for x in self.task.graph.layers if x.kind != "embedding"]
-        for name in self.unmasked:
+        layers = [x.name for x in self._layers]
+        for name in self.unmasked or ():
             if name not in layers:
                 raise ConfigError(unknown("spafl: unmasked layer", name, layers))
         if not self.masked:
@@ -90,8 +90,14 @@ class ThresholdTraining:
     @property
     def masked(self) -> list[Layer]:
         """Layers with thresholds."""
-        layers = self.task.graph.layers
-        return [x for x in layers if x.kind != "embedding" and x.name not in self.unmasked]
+        layers = self._layers
+        if self.unmasked is None:  # a pruned output is a class that is never predicted
+            return layers[:-1] or layers
+        return [x for x in layers if x.name not in self.unmasked]
+
+    @property
+    def _layers(self) -> list[Layer]:
+        return [x for x in self.task.graph.layers if x.kind != "embedding"]
 
     @property
     def rule(self) -> Thresholding:

@@ -3,14 +3,18 @@
 Paper    "Efficient federated learning via variational dropout", 2018: Algorithm 1 (`share_alpha`)
          and the variant behind its tables, in which log-variances stay on the devices.
 Symbols  theta -> weights   log sigma^2 -> log_variance   M_i -> up.mask   N -> devices
-Differs  choices the paper leaves open are in `gaussian.py`. A device that missed a round is sent
-         the model. Statistics of BatchNorm stay on devices, the server has their mean.
-         `local_steps` > 1 and `async_staleness` > 0 go beyond the paper.
+Differs  by default a round is local training: the cohort is sent the posterior where its signal is
+         not drowned, trains it for the job's steps and sends back what it changed; the server
+         averages by precision. Preset `paper` exchanges gradients at every step of all devices.
+         There a device that missed a round is sent the model, and statistics of BatchNorm stay on
+         devices, of which the server has the mean. Choices the paper leaves open are in
+         `gaussian.py`; `local_steps` and `async_staleness` > 0 go beyond it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple, cast
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +36,20 @@ class Parcel(NamedTuple):
 
 
 NOTHING = Parcel({}, Posterior({}, {}))
+BLANK = Model(Posterior({}, {}), ({}, {}))
+PAPER = {
+    "share_alpha": False,
+    "local_steps": 1,
+    "log_variance": -8.0,
+    "warmup": 0,
+    "ramp": 100,
+    "variance_lr": 0.01,
+    "schedule": "constant",
+    "optimiser": "adam",
+    "lr": 1e-3,
+    "clip_norm": None,
+    "kl_weight": 1.0,
+}
 
 
 class Server(NamedTuple):
@@ -74,39 +92,71 @@ class Up(NamedTuple):
 class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
     """One quantity, noise over signal, sparsifies model and traffic."""
 
-    asks_all = True
-    share_alpha: bool = False  # log-variances are exchanged like weights, not each device's own
-    local_steps: int = 1  # 1: gradients are exchanged at every step; more: changes of weights
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
+    share_alpha: bool = True  # log-variances are exchanged like weights, not each device's own
+    local_steps: int | None = None  # in a round; none: the job's; 1: exchange of gradients
     async_staleness: int = 0  # what a device sends takes up to so many rounds, drawn each time
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_range("vardrop: local_steps", self.local_steps, 1)
+        in_range("vardrop: local_steps", 1 if self.local_steps is None else self.local_steps, 1)
         in_range("vardrop: async_staleness", self.async_staleness, 0)
+
+    def in_run(self, rounds: int) -> Self:
+        warmup = rounds // 5 if self.warmup is None else self.warmup
+        ramp = max(rounds // 5, 1) if self.ramp is None else self.ramp
+        if warmup < rounds < warmup + ramp:
+            warnings.warn(
+                f"vardrop: warm-up and ramp take {warmup} + {ramp} rounds and the run has {rounds}:"
+                " little will be pruned. Lower warmup and ramp or ask for more rounds.",
+                stacklevel=2,
+            )
+        variance_lr = 30 / rounds if self.variance_lr is None else self.variance_lr
+        return replace(super().in_run(rounds), warmup=warmup, ramp=ramp, variance_lr=variance_lr)
+
+    @property
+    def is_averaging(self) -> bool:
+        """Whether devices are sent the whole posterior and keep nothing, as in FedAvg."""
+        return self.share_alpha and self.local_steps != 1
+
+    @property
+    def asks_all(self) -> bool:  # type: ignore[override]
+        return not self.is_averaging
 
     def init_server(self, key: Key) -> Server:
         model = self.start(key)
         kept = {n: torch.ones_like(lv, dtype=torch.bool) for n, lv in model.posterior[1].items()}
-        if not self.share_alpha:
+        if self.is_averaging:
+            model = model._replace(moments=({}, {}))
+        elif not self.share_alpha:
             model = Model(model.posterior._replace(log_variance={}), (model.moments[0], {}))
         return Server(model, NOTHING, kept, {}, torch.zeros(0, dtype=torch.int64), 0, 0)
 
     def init_client(self, client: int, key: Key) -> State:
-        return State(self.start(key), NOTHING, 0, client)
+        model = BLANK if self.is_averaging else self.start(key)
+        return State(model, NOTHING, 0, client)
 
     def broadcast(self, server: Server, client: int, key: Key) -> Down:
+        if self.is_averaging:
+            weights, variances = self.learned(server.model, server.rounds)
+            mask = self.mask(server.model, server.rounds)
+            statistics = {n: weights[n] for n in sorted(self.task.buffers)}
+            weights = {n: w for n, w in weights.items() if n not in statistics}
+            return Down(mask, weights, variances, statistics, server.examples, server.rounds)
         is_level = server.rounds == 0 or client in server.devices
         model = {} if is_level else cast("Params", tree.flatten(server.model))
         mask, content = server.parcel
         return Down(mask, *content, model, server.examples, server.rounds)
 
     def echo(self, down: Down, server: Server) -> Server:
+        if self.is_averaging:
+            return server
         return server._replace(model=self._step(server.model, down))
 
     def client_update(
         self, down: Down, state: State, data: Batches, key: Key
     ) -> tuple[Up, State, Metrics]:
-        model = self._step(self._caught_up(state.model, down), down)
+        model = self._received(state.model, down)
         parcel, arrival, metrics = state.parcel, state.arrival, Metrics(0, {})
         if not parcel.content.weights:
             late = keys.generator(fold(key, "late")).integers(self.async_staleness + 1)
@@ -115,18 +165,28 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         here, left = (parcel, NOTHING) if arrival <= down.rounds else (NOTHING, parcel)
         statistics = {n: model.posterior.weights[n] for n in sorted(self.task.buffers)}
         up = Up(here.mask, *here.content, statistics, data.examples, state.device)
-        return up, State(model, left, arrival, state.device), metrics
+        kept = BLANK if self.is_averaging else model
+        return up, State(kept, left, arrival, state.device), metrics
 
     def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
         senders = [r for r in replies if r.weights]
         mean = self._mean(server, senders, len(replies))
         # The warm-up has no masks; whoever is late after it counts as one who keeps everything.
-        has_masks = server.rounds >= self.warmup or self.async_staleness > 0
+        has_masks = server.rounds >= (self.warmup or 0) or self.async_staleness > 0
         own = {str(r.device): masks.completed(r.mask, server.kept) for r in senders if has_masks}
         sent, heard = masks.votes(list(own.values())), server.heard | own
         votes = masks.votes(list(heard.values())) if self.async_staleness else sent
+        model = server.model.with_weights(tree.weighted_mean((r.statistics, 1) for r in replies))
+        if self.is_averaging:
+            model = self._moved(model, mean)
+            return server._replace(
+                model=model,
+                kept=server.kept | self.mask(model, server.rounds + 1),
+                examples=sum(r.examples for r in replies),
+                rounds=server.rounds + 1,
+            )
         return Server(
-            model=server.model.with_weights(tree.weighted_mean((r.statistics, 1) for r in replies)),
+            model=model,
             parcel=Parcel({n: v > 0 for n, v in sent.items()}, mean),
             kept=server.kept | {n: 2 * v > len(heard) for n, v in votes.items()},
             heard=heard if self.async_staleness else {},
@@ -136,9 +196,18 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         )
 
     def deploy(self, server: Server, state: State | tuple[()]) -> Params:
+        if self.is_averaging:
+            return masks.apply(server.model.posterior.weights, server.kept)
         (mask, content), done = server.parcel, server.rounds
         model = self._step(server.model, Down(mask, *content, {}, 0, done))  # heard next by devices
         return masks.apply(model.posterior.weights, server.kept)
+
+    def _received(self, model: Model, down: Down) -> Model:
+        """What a device works with once it has read the broadcast."""
+        if not self.is_averaging:
+            return self._step(self._caught_up(model, down), down)
+        at = Posterior({**down.weights, **down.model}, dict(down.log_variance))
+        return Model(at, self.first_moments(at))
 
     def _caught_up(self, model: Model, down: Down) -> Model:
         """What the others agree on, for a device that missed a round (section 5)."""
@@ -156,19 +225,27 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
             made = max(down.rounds - 1, 0)
             model = self.descend(model, Posterior(down.weights, down.log_variance), made, down.mask)
         else:
-            weights, own = model.posterior
-            new = {n: own[n] - x for n, x in down.log_variance.items()}
-            model = model._replace(posterior=Posterior(weights, own | new))
-            model = model.with_weights({n: weights[n] - x for n, x in down.weights.items()})
-        return model.afresh() if down.rounds == self.warmup else model
+            model = self._moved(model, Posterior(down.weights, down.log_variance))
+        return model.afresh() if down.rounds == (self.warmup or 0) else model
+
+    def _moved(self, model: Model, lost: Posterior) -> Model:
+        weights, own = model.posterior
+        new = {n: own[n] - x for n, x in lost.log_variance.items()}
+        model = model._replace(posterior=Posterior(weights, own | new))
+        return model.with_weights({n: weights[n] - x for n, x in lost.weights.items()})
 
     def _work(
         self, model: Model, down: Down, data: Batches, key: Key
     ) -> tuple[Model, Parcel, Metrics]:
         """Line 1: gradients of the bound at a mini-batch, or several steps along them."""
-        mask, fixed = self.mask(model, down.rounds), self.task.buffers
-        bound = Bound(down.rounds, down.examples, mask)
-        batches = [data.draw(fold(key, "batch", step)) for step in range(self.local_steps)]
+        fixed = self.task.buffers
+        mask = down.mask if self.is_averaging else self.mask(model, down.rounds)
+        used = mask if self.clip_training or self.is_averaging else {}
+        bound = Bound(down.rounds, down.examples, used)
+        if self.local_steps is None:
+            batches = list(data.work(key))
+        else:
+            batches = [data.draw(fold(key, "batch", step)) for step in range(self.local_steps)]
         weights, own = model.posterior
         if self.local_steps == 1:
             change, loss = self.gradient(model, batches[0], bound, key)
@@ -185,11 +262,11 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         parcel = Parcel(mask, Posterior(sent, change.log_variance if self.share_alpha else {}))
         figures = {"train_loss": loss, "device_density": masks.density(mask)}
         processed = sum(batch.y.shape[0] for batch in batches)
-        return model, parcel, Metrics(processed, figures, mask if self.clip_training else None)
+        return model, parcel, Metrics(processed, figures, used or None)
 
     def _mean(self, server: Server, senders: Sequence[Up], devices: int) -> Posterior:
         """Line 3: sums over devices by their number, in which what is absent counts as 0."""
-        if senders and self.local_steps > 1 and self.share_alpha:
+        if senders and self.is_averaging:
             # Section 11, point 6: by precision, each weight over those who sent it.
             lost = [Posterior(r.weights, r.log_variance) for r in senders]
             own = server.model.posterior.log_variance

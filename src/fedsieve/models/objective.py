@@ -1,8 +1,9 @@
 """What outputs are for: a loss, sums that add up over disjoint sets, and the figure of merit.
 
-A figure of nothing (no examples, or no label anywhere) is NaN.
+A figure of nothing (no examples, no label anywhere, no spread of values) is NaN.
 """
 
+import math
 from typing import Literal, Protocol, TypeAlias
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from fedsieve.core.errors import DataError
 
+_ROUNDING = 1e-12  # a sum of squares that is less than that share of its parts is 0
 Kind: TypeAlias = Literal["classes", "binary", "labels", "values"]
 
 
@@ -102,7 +104,7 @@ class Labels:
 
 
 class Values:
-    """One number each: squared error (without 1/2) and R2.
+    """One number each: squared error (without 1/2) and R2, which targets that are all equal lack.
 
     Tally: squared error, sum and sum of squares of the targets, examples.
     """
@@ -121,7 +123,8 @@ class Values:
 
     def score(self, tally: Tensor) -> float:
         error, total, squares, count = tally
-        return float(1 - error / (squares - total.square() / count))
+        spread = squares - total.square() / count
+        return float(1 - error / spread) if spread > _ROUNDING * squares else math.nan
 
     def mean_loss(self, tally: Tensor) -> float:
         return float(tally[0] / tally[3])

@@ -4,7 +4,6 @@ import math
 from typing import NamedTuple
 
 from fedsieve.config import Config, make
-from fedsieve.core.method import method_class
 from fedsieve.job import DEFAULT_CLIENTS, DEFAULT_COHORT
 from fedsieve.recipes.recipe import Recipe, TierName
 from fedsieve.recipes.sizes import COLOUR32, GREY28, sizes
@@ -53,8 +52,8 @@ def _seconds(config: Config) -> float | None:
         return None
     shape = SHAPES[config.dataset]
     cohort, clients = config.cohort or DEFAULT_COHORT, config.clients or DEFAULT_CLIENTS
-    own = getattr(method_class(config.method), "local_steps", None)  # of methods that count them
-    fixed = config.steps if own is None else config.options.get("local_steps", own)
+    own = 1 if config.options.get("stepwise") else config.options.get("local_steps")
+    fixed = config.steps if own is None else own
     steps = fixed or config.epochs * math.ceil(shape.train / clients / config.batch_size)
     work = config.epochs * shape.train / clients
     if fixed is not None:

@@ -37,6 +37,7 @@ from fedsieve.recipes.recipe import (
 
 PAPER: dict[str, object] = {
     "method": "pfnm",
+    "preset": "paper",
     "model": "mlp(hidden=[100])",
     "input_scale": "unit",
     "rounds": 1,
@@ -89,7 +90,7 @@ def _rows(job: Job) -> Iterator[tuple[str, dict[str, float]]]:
         centres = k_means_network(layout, networks, size, fold(key, "k-means"))
         yield "k-means, PFNM's size", accuracy(outputs(centres))
     shared_options = {
-        n: getattr(pfnm, n) for n in ("sigma2", "sigma0_2", "gamma0", "preset", "padding", "sweeps")
+        n: getattr(pfnm, n) for n in ("sigma2", "sigma0_2", "gamma0", "costs", "padding", "sweeps")
     }
     for eps in EPS:
         gpi = GpiFnm(task=pfnm.task, eps=(eps,), **shared_options)

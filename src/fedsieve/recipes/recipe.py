@@ -104,9 +104,13 @@ class Recipe:
             )
 
     def settings(self, row: Row, tier: TierName) -> dict[str, Any]:
-        """Keywords of fedsieve.run for a row in a tier, without the seed."""
+        """Keywords of fedsieve.run for a row in a tier, without the seed.
+
+        Options are the papers', unless a row names another preset.
+        """
         its = self.tiers[tier]
-        return {**row.settings, **its.settings, **its.own.get(row.label, {})}
+        own = {**row.settings, **its.settings, **its.own.get(row.label, {})}
+        return {"preset": "paper", **own}
 
     def datasets(self, tier: TierName) -> tuple[str, ...]:
         """The data sets that a tier needs."""

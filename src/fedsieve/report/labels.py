@@ -7,7 +7,8 @@ from typing import Any
 from fedsieve.config import SETTINGS, Config, method_options
 from fedsieve.core.method import method_class
 from fedsieve.core.options import spell
-from fedsieve.library import INDIFFERENT, Record
+from fedsieve.library import Record
+from fedsieve.settings import INDIFFERENT
 
 
 def labels(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:

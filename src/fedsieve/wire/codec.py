@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bit, Kept, Mask, Natural, Number, Role, Whole, fields
+from fedsieve.wire import Precision
 from fedsieve.wire.bits import Pieces, size_of
 from fedsieve.wire.bound import MOST_BYTES, Bound
 from fedsieve.wire.changes import decode_change, encode_change
 from fedsieve.wire.frame import NAME_BYTES, Header, MaskBlock, Payload, Sections, open_frame, seal
 from fedsieve.wire.masks import Layout, decode_mask, encode_mask
-from fedsieve.wire.precision import PRECISIONS, Precision
+from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import (
     MAX_SCHEMAS,
     Hash,

@@ -1,5 +1,6 @@
 """What every byte of a message is: header, masks and values, per tensor, against the limit."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -125,14 +126,22 @@ def _lines(schema: Schema, message: Any, masks: int, values: int, precision: Any
             sent = int(np.count_nonzero(tensor)) if is_mask else kept.size
             line = Line(part.name, entry.name, part.role, entry.count, sent, 0, 0, bits / 8)
             found.append(line)
-    mask_limit = sum(x.limit_bytes for x in found if x.role == "bits") or 1
-    value_limit = sum(x.limit_bytes for x in found if x.role != "bits") or 1
+    mask_shares = _shares([x for x in found if x.role == "bits"])
+    value_shares = _shares([x for x in found if x.role != "bits"])
     return [
-        x._replace(mask_bytes=masks * x.limit_bytes / mask_limit)
+        x._replace(mask_bytes=masks * next(mask_shares))
         if x.role == "bits"
-        else x._replace(value_bytes=values * x.limit_bytes / value_limit)
+        else x._replace(value_bytes=values * next(value_shares))
         for x in found
     ]
+
+
+def _shares(lines: list[Line]) -> Iterator[float]:
+    """The part of each in what all take: by their limits, or by size where these are 0."""
+    weights = [x.limit_bytes for x in lines]
+    if not sum(weights):
+        weights = [float(x.size) for x in lines]
+    return iter([weight / (sum(weights) or 1) for weight in weights])
 
 
 def _mask_of(part: Part, message: Any, name: str) -> Bools | None:

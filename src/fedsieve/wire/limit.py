@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.core.message import Bit, Kept, Natural, Number, Whole, fields
-from fedsieve.wire.precision import Precision
+from fedsieve.wire import Precision
 
 _RAW_BITS = {"fp32": 24, "bf16": 8, "fp16": 11}
 _EXPONENT_SHIFT = 23

@@ -8,7 +8,7 @@ int8   round(127 x / s) for each group of 1024 values with s = max |x|; rounded 
 """
 
 from collections.abc import Callable
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from fedsieve.core import keys
 from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key
+from fedsieve.wire import Precision
 from fedsieve.wire.bits import Pieces
 from fedsieve.wire.values import CHUNK, Array, Kind, decode_values, encode_values
 
-Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "int8"]
 Floats: TypeAlias = NDArray[np.float32]
-PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "bf16", "fp16", "int8")
+PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 GROUP: Final = 1024
 _STEPS: Final = 127
 _LARGEST_HALF: Final = np.float32(65504)

@@ -11,8 +11,9 @@ from torch import Tensor
 from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key
 from fedsieve.core.message import Mask, Params, count_nonzero
+from fedsieve.wire import Precision
 from fedsieve.wire.bits import Pieces
-from fedsieve.wire.precision import Precision, decode_floats, encode_floats
+from fedsieve.wire.precision import decode_floats, encode_floats
 from fedsieve.wire.schema import DTYPES, Entry, Part
 
 Array: TypeAlias = NDArray[Any]

@@ -60,7 +60,7 @@ def test_clients_that_sit_out_rounds_change_nothing(name, tmp_path):
     [
         {"method": "fedavg", "cohort": 2, "rounds": 4},
         # Late devices send nothing in some rounds.
-        {"method": "vardrop", "rounds": 8, "async_staleness": 2, "lr": 0.01},
+        {"method": "vardrop", "preset": "paper", "rounds": 8, "async_staleness": 2},
     ],
     ids=lambda settings: settings["method"],
 )
@@ -74,7 +74,7 @@ def test_residuals_of_error_feedback_stay_with_the_nodes(settings, tmp_path):
 
 
 def test_a_node_that_lost_its_masks_is_sent_the_whole_message(tmp_path):
-    job = small_job(method="fediter_ht", clients=3, cohort=3, rounds=4)
+    job = small_job(method="fediter_ht", ramp=0, clients=3, cohort=3, rounds=4)
     here = api.play(job, None, resume=False, watcher=Watcher())
     lost = []
 
