@@ -109,7 +109,7 @@ def test_macs_are_summed_over_participations_and_averaged_over_all_clients():
 def test_without_pruning_the_count_of_the_appendix_is_the_dense_one(tmp_path):
     """Thresholds stay 0, so that rho = 1 and c = 1 + 2 rho = 3."""
     still = {"sparsity_weight": 0.0, "ste": "inverted", "weight_ste": False, "importance": False}
-    found = obtain({**TINY, **still, "method": "spafl"}, tmp_path)
+    found = obtain({**TINY, **still, "method": "spafl", "preset": "code"}, tmp_path)
     dense = METRICS["macs_per_client"](found)
     assert METRICS["macs_appendix_per_client"](found) == pytest.approx(dense)
     assert METRICS["macs_code_per_client"](found) > dense  # by thresholds and weights
