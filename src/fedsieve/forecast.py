@@ -20,6 +20,7 @@ from fedsieve.data.dataset import Dataset
 from fedsieve.engines.evaluate import evaluate
 from fedsieve.engines.rounds import Played
 from fedsieve.job import Job, build
+from fedsieve.ledger.rows import Row
 from fedsieve.loop import open_rounds
 from fedsieve.settings import Config
 from fedsieve.wire.inspect import inspect
@@ -112,7 +113,7 @@ def forecast(asked: Config, job: Job) -> Forecast:
     up, down = _direction(played, "up"), _direction(played, "down")
     seconds = sum(row.seconds for row in rows) / probed
     evaluations = -(-config.rounds // config.eval_every)
-    image = (config.rounds > probed and _image(asked, job)) or Image(
+    image = (config.rounds > probed and _image(asked, job, rows[0])) or Image(
         up.true_bytes + down.true_bytes, up.paper_bytes + down.paper_bytes, last.row.density
     )
     return Forecast(
@@ -143,11 +144,11 @@ class Image(NamedTuple):
     density: float
 
 
-def _image(asked: Config, job: Job) -> Image | None:
+def _image(asked: Config, job: Job, first: Row) -> Image | None:
     """The run in a few rounds of one step each; None if its density stays as it is.
 
     What depends on the length of a run shrinks with it, so that messages are those of a sample of
-    the run's rounds.
+    the run's rounds, each by as much larger as the `first` one is when really played.
     """
     rounds = min(asked.rounds, IMAGED)
     cls, task = type(job.method), job.method.task
@@ -171,8 +172,9 @@ def _image(asked: Config, job: Job) -> Image | None:
         rows = [played.row for played in opened.play(opened.start())]
     if rows[0].density - rows[-1].density < FALL:
         return None
+    scale = (first.up_bytes + first.down_bytes) / (rows[0].up_bytes + rows[0].down_bytes)
     return Image(
-        sum(row.up_bytes + row.down_bytes for row in rows) / rounds,
+        scale * sum(row.up_bytes + row.down_bytes for row in rows) / rounds,
         sum(row.up_paper_bytes + row.down_paper_bytes for row in rows) / rounds,
         rows[-1].density,
     )

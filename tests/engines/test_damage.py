@@ -213,7 +213,7 @@ def test_a_library_makes_a_damaged_run_again(finished, folders, tmp_path, caplog
 
 
 def test_verify_says_file_by_file_what_is_whole(finished):
-    app, runner = application(["verify"]), CliRunner()
+    app, runner = application(), CliRunner()
     whole = runner.invoke(app, ["verify", str(finished), "--json"])
     assert whole.exit_code == 0
     verdict = json.loads(whole.output)

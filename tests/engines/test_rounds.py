@@ -102,7 +102,8 @@ def test_a_reply_signed_by_another_client_is_left_out(method, kind, field, tmp_p
 @pytest.mark.parametrize("method", ["fedavg", "fedmix", "vardrop", "pfnm", "feddrop"])
 def test_a_reply_that_declares_more_than_was_asked_for_is_left_out_unread(method, tmp_path, caplog):
     """Replies to nothing known, as in the first round of pfnm, are bounded by the model."""
-    rounds = rounds_of(small_job(method=method, rounds=1, cohort=5), tmp_path)
+    own = {"warmup": 1} if method == "vardrop" else {}  # there is no mask to recall in it
+    rounds = rounds_of(small_job(method=method, rounds=1, cohort=5, **own), tmp_path)
     inner = rounds.execute
     _, kind = message_types(rounds.method)
 

@@ -17,7 +17,7 @@ import fedsieve
 from fedsieve.config import read_toml
 from fedsieve.core import tree
 from fedsieve.core.errors import ResumeError, RoundError, StorageError
-from fedsieve.engines import blob, rounds
+from fedsieve.engines import disk, rounds
 from fedsieve.engines.folder import RunFolder
 from fedsieve.ledger.rows import Row
 from small import SETTINGS, steady
@@ -252,16 +252,15 @@ def test_a_full_disk_ends_in_one_sentence_and_the_run_goes_on_with_room(
     method, writes, tmp_path, monkeypatch
 ):
     settings, folder = SETTINGS | {"method": method, "checkpoint_every": 1}, tmp_path / "run"
-    write, count = blob.write, itertools.count()
+    count = itertools.count()
 
-    def full(path, data):
-        if next(count) >= writes:
-            path.with_name(path.name + ".tmp").write_bytes(data[:10])
+    def full(step, path):
+        if step == "write" and next(count) >= writes:
+            path.write_bytes(b"the first ")
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        write(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(blob, "write", full)
+        patch.setattr(disk, "before", full)
         with pytest.raises(StorageError, match=r"No space left on device.*--resume"):
             fedsieve.run(**settings, out=folder)
     assert not (folder / "result.json").exists()

@@ -1,14 +1,17 @@
 """`fedsieve verify`: what of a run folder is whole."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from fedsieve.engines.verify import Verdict, verify
+if TYPE_CHECKING:
+    from fedsieve.engines.verify import Verdict
 
 _STYLE = {"whole": "green", "damaged": "red", "unproved": "yellow"}
 
@@ -27,6 +30,8 @@ def verify_run(
     fedsieve verify runs/first
     ```
     """
+    from fedsieve.engines.verify import verify
+
     found = verify(run)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())

@@ -97,7 +97,10 @@ class RunFolder:
             raise ResumeError(
                 f"{self.path} is not empty. Continue it with --resume, or choose another --out."
             )
-        disk.make_folder(self.path)
+        try:
+            disk.make_folder(self.path)
+        except StorageError as error:
+            raise self._unusable(error) from error
         lock = FileLock(self.path / "lock")  # given up even by a process that is killed
         try:
             lock.acquire(timeout=0)
@@ -138,8 +141,9 @@ class RunFolder:
             )
 
     def _unusable(self, error: OSError) -> StorageError:
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
         return StorageError(
-            f"{self.path}: cannot be a run folder ({error.strerror}). Choose another --out."
+            f"{self.path}: cannot be a run folder ({cause.strerror}). Choose another --out."
         )
 
     def append(self, played: Played) -> None:
