@@ -6,7 +6,7 @@ Symbols  w_k -> state.own.weights   tau -> thresholds   p -> mask   alpha -> spa
          Delta -> change   nu -> importance_norm   eta -> lr
 Differs  text and released program disagree; the presets `paper` and `code` follow one each. The
          default masks single weights, trains as the program does, with clipped steps whose rate
-         falls over the run, and leaves the output layer whole. Delta
+         falls over the run, spreads alpha over its length, and leaves the output layer whole. Delta
          is sent, though the paper does not count it, to clients that cannot know it. A reset layer
          is open in all of an evaluation, not from its second mini-batch on. Biases of masked layers
          (fc of resnet8) stay and are never masked; the paper's masked layers have none. The inverse
@@ -15,8 +15,8 @@ Differs  text and released program disagree; the presets `paper` and `code` foll
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 
@@ -60,6 +60,7 @@ CODE = {
     "optimiser": "sgd(momentum=0.9)",
     "clip_norm": None,
     "sparsity_weight": 0.002,
+    "spread_over": 0,
     "unmasked": (),
     "granularity": "filter",
     "training": "joint",
@@ -78,6 +79,7 @@ PAPER = {
     "optimiser": "sgd(momentum=0.9)",
     "clip_norm": None,
     "sparsity_weight": 0.002,
+    "spread_over": 0,
     "unmasked": (),
     "granularity": "element",
     "training": "split",
@@ -108,6 +110,10 @@ class SpaFL(ThresholdTraining, Method[Server, State, Down, Up]):
     importance_scope: Literal["sampled", "all"] = "sampled"  # whose weights do
     importance_norm: Literal["fan_in", "kernel"] = "kernel"  # nu: all inputs, or height * width
     communicate_norm: bool = False  # affine normalisation after convolutions is averaged, too
+
+    def in_run(self, rounds: int) -> Self:
+        spread_over = rounds if self.spread_over is None else self.spread_over
+        return replace(super().in_run(rounds), spread_over=spread_over)
 
     @property
     def reaches_all(self) -> bool:

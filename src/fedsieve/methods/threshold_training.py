@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedsieve.core import cut, local, masks
@@ -65,7 +66,8 @@ class ThresholdTraining:
     refresh_mask: bool = True  # split: masks follow the thresholds in the last epoch
     weight_ste: bool = True  # weights get the gradient through their magnitude, pruned ones too
     ste: Slope = "identity"  # derivative in place of the step function's; window: within 1
-    sparsity_weight: float = 0.001  # alpha
+    sparsity_weight: float = 2.5  # alpha, of all steps of the run together; see spread_over
+    spread_over: int | None = None  # rounds alpha is spread over; none: all; 0: it is of each step
     regulariser: Penalty = "exp"  # R(tau): exp(-tau) or 1 / (max(tau, 0) + 0.1)
     reg_warmup: float | None = 1.0  # P: the regulariser counts sigmoid(10 round / P - 5)
     clamp: bool = False  # masked weights to [-1, 1], thresholds to [0, 1] after every step
@@ -76,6 +78,7 @@ class ThresholdTraining:
     def __post_init__(self) -> None:
         in_range("spafl: lr", self.lr, 0, above=True)
         in_range("spafl: sparsity_weight", self.sparsity_weight, 0)
+        in_range("spafl: spread_over", self.spread_over or 0, 0)
         in_range("spafl: reset_density", self.reset_density, 0, 1, below=True)
         for name in ("reg_warmup", "clip_norm"):
             if getattr(self, name) is not None:
@@ -112,7 +115,7 @@ class ThresholdTraining:
         losses, processed, steps = 0.0, 0, 0
         for number, phase in enumerate(self._phases(data, key)):
             trained = local.train(
-                self._objective(phase, rounds, mask),
+                self._objective(phase, self._price(rounds, data.steps), mask),
                 own,
                 phase.batches,
                 phase.moving,
@@ -145,9 +148,9 @@ class ThresholdTraining:
         return [weights, Phase(batches[first:], (last, thresholds), self.refresh_mask)]
 
     def _objective(
-        self, phase: Phase, rounds: int, mask: Mask
+        self, phase: Phase, price: float, mask: Mask
     ) -> Callable[[Local, Batch, Key], Tensor]:
-        price = self._price(rounds) if phase.moving[1] is not None else 0.0
+        price = price if phase.moving[1] is not None else 0.0
 
         def objective(own: Local, batch: Batch, key: Key) -> Tensor:
             for name, tau in own.thresholds.items():
@@ -163,7 +166,7 @@ class ThresholdTraining:
                     own.weights[name].index_copy_(0, cuts[name][0], used[name])
             if not price:
                 return loss
-            return loss + price * penalty(own.thresholds, self.regulariser)
+            return loss + price * self._penalty(own.thresholds)
 
         return objective
 
@@ -196,10 +199,24 @@ class ThresholdTraining:
         found = cut.norm_masks(self.task.graph, mask)
         return {n: m for n, m in found.items() if n not in self.task.buffers}
 
-    def _price(self, rounds: int) -> float:
-        """The regulariser's weight alpha s(t)."""
+    def _penalty(self, thresholds: Params) -> Tensor:
+        """R(tau); spread over a run, long rows count less, as their weights are smaller."""
+        if not self.spread_over:
+            return penalty(thresholds, self.regulariser)
+        parts = [
+            penalty({x.weight: thresholds[x.weight]}, self.regulariser)
+            / math.sqrt(math.prod(x.shape[1:]))
+            for x in self.masked
+        ]
+        return torch.stack(parts).sum()
+
+    def _price(self, rounds: int, steps: int) -> float:
+        """The regulariser's weight alpha s(t) at each of so many steps of a round."""
         grown = math.inf if self.reg_warmup is None else 10 * rounds / self.reg_warmup - 5
-        return self.sparsity_weight / (1 + math.exp(-grown))
+        alpha = self.sparsity_weight
+        if self.spread_over:
+            alpha /= self.spread_over * max(steps, 1)
+        return alpha / (1 + math.exp(-grown))
 
     def _clamped(self, own: Local) -> Local:
         weights = {x.weight: own.weights[x.weight].clamp(-1, 1) for x in self.masked}
