@@ -200,16 +200,18 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
         return self.target_density is None or done < (self.ramp or 0)
 
     def _strongest(self, before: Mask, at: Gated, density: float) -> tuple[Mask, Params]:
-        """The groups that stand highest above their thresholds, and these where they were passed.
+        """The groups that stand highest above their thresholds, at least one of each layer.
 
-        At least one of each layer.
+        Returns them with v, lowered where norms have fallen below their thresholds.
         """
         norms = self.prior.norms(at.weights)
         ratio = {n: norms[n] / softplus(v) for n, v in at.raw_thresholds.items()}
-        first = {n: x.where(before[n], -1.0).argmax() for n, x in ratio.items()}
-        flat = torch.cat([x.where(before[n], -1.0).flatten() for n, x in ratio.items()])
+        if self.prior.is_free:  # theta has no thresholds: the likeliest groups
+            ratio = {n: 1 + torch.sigmoid(logit) for n, logit in self.prior.logits(at).items()}
+        ranks = {n: x.where(before[n], -1.0) for n, x in ratio.items()}
+        flat = torch.cat([x.flatten() for x in ranks.values()])
         sizes = torch.cat(
-            [torch.full((x.numel(),), at.weights[n].numel() // x.numel()) for n, x in ratio.items()]
+            [torch.full((x.numel(),), at.weights[n].numel() // x.numel()) for n, x in ranks.items()]
         )
         order = flat.argsort(descending=True, stable=True)
         order = order[flat[order] >= 0]
@@ -219,7 +221,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
         alive = {}
         parts = torch.split(chosen, [x.numel() for x in ratio.values()])
         for name, part in zip(ratio, parts, strict=True):
-            part[first[name]] = True
+            part[ranks[name].argmax()] = True
             alive[name] = part.view(ratio[name].shape)
         opened = {n: inverse_softplus((0.9 * norm).clamp(min=1e-4)) for n, norm in norms.items()}
         raw = {n: torch.where(ratio[n] < 1, opened[n], v) for n, v in at.raw_thresholds.items()}

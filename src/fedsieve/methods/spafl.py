@@ -54,7 +54,7 @@ class Up(NamedTuple):
     norms: Dense
 
 
-CODE = {
+TRAINING = {
     "lr": 0.01,
     "schedule": "constant",
     "optimiser": "sgd(momentum=0.9)",
@@ -62,6 +62,8 @@ CODE = {
     "sparsity_weight": 0.002,
     "spread_over": 0,
     "unmasked": (),
+}
+CODE = TRAINING | {
     "granularity": "filter",
     "training": "joint",
     "weight_ste": True,
@@ -73,14 +75,7 @@ CODE = {
     "receivers": "sampled",
 }
 CODE_CIFAR = CODE | {"ste": "inverted", "importance_scope": "all", "persist_momentum": False}
-PAPER = {
-    "lr": 0.01,
-    "schedule": "constant",
-    "optimiser": "sgd(momentum=0.9)",
-    "clip_norm": None,
-    "sparsity_weight": 0.002,
-    "spread_over": 0,
-    "unmasked": (),
+PAPER = TRAINING | {
     "granularity": "element",
     "training": "split",
     "weight_ste": False,
