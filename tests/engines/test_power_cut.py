@@ -200,5 +200,5 @@ def test_a_folder_that_cannot_be_written_to_is_refused_in_words(job, tmp_path):
     with pytest.raises(StorageError, match=r"run: cannot be written \(No space left on device\)"):
         played(job, tmp_path / "run", resume=False, fault=fault)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match="cannot be a run folder"):
         played(job, tmp_path / "file" / "run", resume=False)

@@ -105,8 +105,8 @@ def test_a_folder_in_use_an_unfinished_run_and_a_run_without_a_global_model_are_
 
 def test_a_client_s_own_model_is_cut_and_answers_like_the_masked_one(tmp_path):
     fedsieve.run(
-        method="spafl", model="mlp(hidden=[20])", clients=4, cohort=2, rounds=6, epochs=3, lr=0.1,
-        sparsity_weight=0.1, unmasked=["fc2"], out=tmp_path / "run", seed=3,
+        method="spafl", preset="code", model="mlp(hidden=[20])", clients=4, cohort=2, rounds=6,
+        epochs=3, lr=0.1, sparsity_weight=0.1, unmasked=["fc2"], out=tmp_path / "run", seed=3,
     )  # fmt: skip
     record, kept = read_run(tmp_path / "run"), RunFolder(tmp_path / "run")
     job = build(record.config)

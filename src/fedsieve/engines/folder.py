@@ -97,10 +97,7 @@ class RunFolder:
             raise ResumeError(
                 f"{self.path} is not empty. Continue it with --resume, or choose another --out."
             )
-        try:
-            disk.make_folder(self.path)
-        except StorageError as error:
-            raise self._unusable(error) from error
+        self._make()
         lock = FileLock(self.path / "lock")  # given up even by a process that is killed
         try:
             lock.acquire(timeout=0)
@@ -140,10 +137,18 @@ class RunFolder:
                 "Put the file back as it was, or start again in a new folder."
             )
 
+    def _make(self) -> None:
+        try:
+            disk.make_folder(self.path)
+        except StorageError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno not in _NO_ROOM:
+                raise self._unusable(cause) from cause
+            raise
+
     def _unusable(self, error: OSError) -> StorageError:
-        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
         return StorageError(
-            f"{self.path}: cannot be a run folder ({cause.strerror}). Choose another --out."
+            f"{self.path}: cannot be a run folder ({error.strerror}). Choose another --out."
         )
 
     def append(self, played: Played) -> None:
