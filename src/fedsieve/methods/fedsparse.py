@@ -175,10 +175,11 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
                 raw_moments,
                 self.server_threshold_lr,
             )
-        logits = prior.logits(Gated(weights, raw))
-        cut = log(self.prune_below / (1 - self.prune_below)) if self.prune_below else -torch.inf
-        alive = {n: a & (logits[n] > cut) for n, a in server.alive.items()}
-        if self.target_density is not None:
+        if self.target_density is None:
+            logits = prior.logits(Gated(weights, raw))
+            cut = log(self.prune_below / (1 - self.prune_below)) if self.prune_below else -torch.inf
+            alive = {n: a & (logits[n] > cut) for n, a in server.alive.items()}
+        else:
             density = gradual(self.target_density, server.rounds + 1, self.ramp or 0)
             alive, raw = self._strongest(server.alive, Gated(weights, raw), density)
         if not self._is_pruning(server.rounds + 1):
