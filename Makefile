@@ -2,29 +2,35 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
 export FEDSIEVE_DATA ?= $(abspath $(firstword $(wildcard data ../shared/data)))
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix e2e check format package bench bench-wire fuzz docs screenshot clean
+.PHONY: help setup lock demo test test-matrix e2e check audit licences format package bench bench-wire fuzz docs screenshot clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## build .venv with everything (only what changed)
 
-# torch first and by exact version: the CPU build, before anything else can ask for another one.
-$(VENV)/.torch:
+$(BIN)/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsieve needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+
+# torch by version, not by hash: the CPU build and the one for NVIDIA cards are different files.
+$(STAMP): $(BIN)/pip requirements/dev.lock pyproject.toml
+	$(PIP) install --require-hashes --requirement requirements/dev.lock
+	$(PIP) install $(TORCH)
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(STAMP): $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH)
-	@touch $@
+lock: setup  ## requirements/dev.lock from pyproject.toml; UPGRADE=--upgrade for newer versions
+	echo $(TORCH) | $(BIN)/uv pip compile pyproject.toml --extra dev --quiet --universal --python-version 3.11 \
+	  --generate-hashes --constraints - --excludes requirements/not_locked.txt --no-emit-package torch \
+	  --custom-compile-command 'make lock' --output-file requirements/dev.lock $(UPGRADE)
 
 demo: setup  ## seven methods on embedded data, in about a minute
 	@$(BIN)/fedsieve demo
@@ -45,11 +51,20 @@ test-matrix:  ## run all tests on other pairs of Python and torch: PAIRS="3.11:2
 e2e: setup  ## deployments on real processes with faults (10 to 30 minutes)
 	$(BIN)/python -m pytest -m e2e tests/e2e
 
-check: setup  ## lint, format, types, import rules
+check: setup  ## lint, format, types, import rules, dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/locked.py
+	$(BIN)/python tools/licences.py --check
+	$(BIN)/python tools/audit.py
+
+audit: setup  ## known vulnerabilities of what is locked; needs the network
+	$(BIN)/python tools/audit.py --must-run
+
+licences: setup  ## docs/licences.md from the packages' own metadata
+	$(BIN)/python tools/licences.py
 
 format: setup  ## put code in shape
 	$(BIN)/ruff check --fix .
@@ -57,7 +72,7 @@ format: setup  ## put code in shape
 
 package: setup  ## build wheel and sdist, check them, and use the wheel alone in a fresh environment
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist . > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
+	$(BIN)/python -m build --no-isolation --outdir dist . > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
 	$(PYTHON) -m venv dist/fresh
 	dist/fresh/bin/pip install --quiet --disable-pip-version-check $(TORCH)
