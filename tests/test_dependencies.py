@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import functools
 import re
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def imported(path):
                 yield given.value.partition(".")[0]
 
 
+@functools.cache
 def foreign():
     """Every import of another project's module: (file, module)."""
     ours = sys.stdlib_module_names | {"fedsieve", "compression"} | ON_REQUEST  # zstd, from 3.14 on
@@ -170,16 +172,35 @@ CLEAN = {"dependencies": [{"name": "left-pad", "version": "1.0", "vulns": []}]}
 def test_an_audit_fails_for_what_is_known_and_not_for_silence(
     monkeypatch, capsys, known, answer, must_run, said
 ):
-    answers = iter([known, answer])
-    monkeypatch.setattr(audit, "ask", lambda pins, *options: next(answers))
+    def ask(pins, *options):
+        found = known if list(pins) == [audit.KNOWN_BAD] else answer
+        if found is None:
+            raise audit.AuditError
+        return found
+
+    monkeypatch.setattr(audit, "ask", ask)
     arguments = ["--must-run"] * must_run
     if said is None:
         audit.main(arguments)
-        silent = known is None
-        assert capsys.readouterr().out.startswith(audit.SKIPPED if silent else "no known")
+        assert capsys.readouterr().out.startswith(audit.SKIPPED if known is None else "no known")
     else:
         with pytest.raises(SystemExit, match=re.escape(said)):
             audit.main(arguments)
+
+
+def test_an_audit_that_breaks_off_is_no_silence(monkeypatch):
+    def ask(pins, *options):
+        if list(pins) == [audit.KNOWN_BAD]:
+            return vulnerable("django")
+        raise audit.AuditError("duplicate requirements")
+
+    monkeypatch.setattr(audit, "ask", ask)
+    with pytest.raises(audit.AuditError, match="duplicate"):
+        audit.main([])
+
+
+def test_no_list_for_the_audit_has_a_name_twice():
+    assert audit.lists(["a==1", "b==1", "a==2", "a==3"]) == [["a==1", "b==1"], ["a==2"], ["a==3"]]
 
 
 def test_what_is_audited_has_torch():

@@ -23,23 +23,51 @@ SKIPPED = "vulnerabilities: not looked for, the database (OSV) does not answer"
 Answer = Mapping[str, Any]
 
 
+class AuditError(Exception):
+    """pip-audit gave no answer; its own words."""
+
+
 def versions() -> list[str]:
     """What is audited: all that is locked, on any platform, and the torch of the Makefile."""
     torch = re.findall(r"^TORCH := (torch==\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     return [*(f"{one.name}=={one.version}" for one in read_lock(LOCK.read_text())), *torch]
 
 
-def ask(pins: Iterable[str], *options: str) -> Answer | None:
-    """What pip-audit says of these versions; None if the database did not answer."""
+def lists(pins: Iterable[str]) -> list[list[str]]:
+    """The same versions in as few lists as hold each name only once, as pip-audit wants them."""
+    found: list[dict[str, str]] = []
+    for pin in pins:
+        name = pin.partition("==")[0]
+        place = next((names for names in found if name not in names), None)
+        if place is None:
+            found.append(place := {})
+        place[name] = pin
+    return [list(names.values()) for names in found]
+
+
+def ask(pins: Iterable[str], *options: str) -> Answer:
+    """What pip-audit says of these versions; an AuditError if it does not."""
     with tempfile.TemporaryDirectory() as folder:
         wanted, out = Path(folder) / "pins.txt", Path(folder) / "out.json"
         wanted.write_text("\n".join(pins) + "\n")
         command = [sys.executable, "-m", "pip_audit", "--requirement", str(wanted)]
         command += ["--no-deps", "--disable-pip", "--vulnerability-service", "osv"]
         command += ["--format", "json", "--output", str(out), "--progress-spinner", "off"]
-        subprocess.run([*command, *options], capture_output=True, check=False)  # noqa: S603 - our own
-        answer: Answer | None = json.loads(out.read_text()) if out.exists() else None
+        done = subprocess.run(  # noqa: S603 - our own command
+            [*command, *options], capture_output=True, text=True, check=False
+        )
+        if not out.exists():
+            raise AuditError(done.stderr.strip())
+        answer: Answer = json.loads(out.read_text())
         return answer
+
+
+def answers(*options: str) -> bool:
+    """Whether the database is there and knows what everybody knows."""
+    try:
+        return bool(vulnerabilities(ask([KNOWN_BAD], *options)))
+    except AuditError:
+        return False
 
 
 def vulnerabilities(answer: Answer) -> list[str]:
@@ -54,12 +82,10 @@ def vulnerabilities(answer: Answer) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     must_run, options = "--must-run" in arguments, [a for a in arguments if a != "--must-run"]
-    known = ask([KNOWN_BAD], *options)
     pins = versions()
-    answer = ask(pins, *options) if known and vulnerabilities(known) else None
-    if answer is None:
+    if not answers(*options):
         sys.exit(SKIPPED) if must_run else print(SKIPPED)
-    elif found := vulnerabilities(answer):
+    elif found := [line for some in lists(pins) for line in vulnerabilities(ask(some, *options))]:
         sys.exit("\n".join([*found, "vulnerable versions are locked: make lock UPGRADE=--upgrade"]))
     else:
         print(f"no known vulnerability in {len(pins)} versions")
