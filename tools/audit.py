@@ -5,6 +5,7 @@
 Where the database does not answer it says so in a line, which is a failure with --must-run alone.
 """
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -47,6 +48,8 @@ def lists(pins: Iterable[str]) -> list[list[str]]:
 
 def ask(pins: Iterable[str], *options: str) -> Answer:
     """What pip-audit says of these versions; an AuditError if it does not."""
+    if importlib.util.find_spec("pip_audit") is None:
+        sys.exit("pip-audit is not installed: make setup")
     with tempfile.TemporaryDirectory() as folder:
         wanted, out = Path(folder) / "pins.txt", Path(folder) / "out.json"
         wanted.write_text("\n".join(pins) + "\n")
