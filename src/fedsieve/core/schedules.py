@@ -91,9 +91,9 @@ def in_run(value: T, rounds: int) -> T:
 
 
 def ramp_in_run(ramp: int | None, rounds: int) -> int:
-    """Rounds of gradual pruning in a run, by default two thirds; warns of a longer ramp."""
+    """Rounds of gradual pruning in a run, by default nine tenths; warns of a longer ramp."""
     if ramp is None:
-        return 2 * rounds // 3
+        return 9 * rounds // 10
     if ramp > rounds:
         warnings.warn(
             f"density falls for {ramp} rounds and the run has {rounds}: it ends denser than "

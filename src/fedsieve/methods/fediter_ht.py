@@ -63,7 +63,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     target_density: float = 0.1  # rho: share of what is thresholded that is kept
     units: Weights = Weights(biases=False)  # what is thresholded: weights, or their biases too
     start: Literal["init", "level", "zero"] = "init"  # the largest of all, of every layer, or all 0
-    ramp: int | None = None  # rounds until density has fallen from 1; none: 2/3 of all; paper: 0
+    ramp: int | None = None  # rounds until density has fallen from 1; none: 9/10 of all; paper: 0
     lr: float = 1.0  # client learning rate
     schedule: Schedule = Cosine(floor=0.02)  # of the client learning rate, over rounds
     optimiser: Optimiser = SGD()  # of the client; fresh in every round
