@@ -28,7 +28,7 @@ class FedOpt(PointEM):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": PAPER | {"server_optimiser": "adam"}
     }
-    server_optimiser: Optimiser = Adam(beta1=0.5)  # sgd(momentum=0.9), adam, adagrad, yogi or adamax
+    server_optimiser: Optimiser = Adam(beta1=0.5)  # sgd(momentum=0.9), adagrad, yogi or adamax
     server_lr: float = 0.01  # eta
     proximal: float = 0.0  # tie of the clients, as in fedprox
 
