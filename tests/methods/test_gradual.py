@@ -45,7 +45,7 @@ def test_a_ramp_longer_than_the_run_is_warned_of_and_ends_too_dense(method):
 
 
 def played(folder, **settings):
-    job = small_job(method="fedsparse", target_density=0.2, rounds=5, **settings)
+    job = small_job(method="fedsparse", target_density=0.2, rounds=5, ramp=4, **settings)
     rounds = rounds_of(job, folder)
     return [p.position.server for p in rounds.play(rounds.start())]
 

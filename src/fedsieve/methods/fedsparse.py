@@ -72,7 +72,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     target_density: float | None = 0.5  # share of gated weights left; none: as the prior has it
-    ramp: int | None = None  # rounds until it has come to that; none: 9/10 of all
+    ramp: int | None = None  # rounds until it has come to that; none: 2/3 of all
     gate_cost: float = 5e-6  # lambda_0, of one open weight; the paper: 5e-7, 5e-6, 5e-5
     cross_entropy: float = 1e-4  # weight of the tie of a client's gates to the server's
     proximal: float = 0.0  # lambda: tie of a client's open weights to the server's
@@ -107,7 +107,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
                 raise ConfigError(f"fedsparse: ungated: {where}")
 
     def in_run(self, rounds: int) -> Self:
-        return replace(super().in_run(rounds), ramp=ramp_in_run(self.ramp, rounds))
+        return replace(super().in_run(rounds), ramp=ramp_in_run(self.ramp, rounds, parts=3))
 
     @property
     def prior(self) -> SpikeAndSlab:
