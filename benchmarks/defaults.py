@@ -5,8 +5,8 @@
     python benchmarks/defaults.py mine.jsonl --only digits --methods fedavg flops_pa
 
 Digits run with no setting; MNIST, Fashion-MNIST and EMNIST letters with 100 clients, 20 steps
-and 50 rounds. Defaults were chosen on validation data of digits and Fashion-MNIST. Lines are
-appended as runs finish, so that a stopped table goes on.
+and 50 rounds. The page says on what data defaults were chosen. Lines are appended as runs
+finish, so that a stopped table goes on.
 """
 
 import argparse

@@ -172,7 +172,7 @@ def test_every_method_has_the_papers_options_and_every_preset_builds(method):
 def test_what_is_as_long_as_the_run_is_filled_in_and_written_down():
     config = build(make(FAST | {"method": "fediter_ht", "rounds": 6})).config
     assert config.options["schedule"] == Cosine(until=6, floor=0.02)
-    assert config.options["ramp"] == 4
+    assert config.options["ramp"] == 5
     assert build(make(tomllib.loads(to_toml(config)) | {"rounds": 9})).config.options == (
         config.options
     )

@@ -41,13 +41,13 @@ def test_the_predicted_bytes_are_within_five_percent_of_the_run(cli, method, wir
 
 @pytest.mark.parametrize("ramp", [{}, {"ramp": 30}], ids=["of the run", "given"])
 def test_bytes_of_a_longer_run_follow_density_as_it_falls(ramp):
-    """After five rounds density is 0.57 or 0.62, at the end 0.1."""
+    """After five rounds density is 0.69 or 0.64, at the end 0.15."""
     settings = {"model": "mlp(hidden=[32])", "clients": 4, "cohort": 2, "rounds": 40, "steps": 2}
     settings |= {"method": "fediter_ht", "eval_every": 40, **ramp}
     planned, summary = fedsieve.plan(**settings), fedsieve.run(**settings).summary
     true = summary.up_bytes + summary.down_bytes
     assert planned.total_bytes == pytest.approx(true, rel=0.1)
-    assert planned.density == summary.density < 0.1
+    assert planned.density == summary.density < 0.15
 
 
 def test_a_short_ramp_of_a_long_run_can_be_planned():

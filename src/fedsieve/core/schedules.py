@@ -90,10 +90,10 @@ def in_run(value: T, rounds: int) -> T:
     return value
 
 
-def ramp_in_run(ramp: int | None, rounds: int) -> int:
-    """Rounds of gradual pruning in a run, by default two thirds; warns of a longer ramp."""
+def ramp_in_run(ramp: int | None, rounds: int, parts: int = 10) -> int:
+    """Rounds of gradual pruning, by default all but one of `parts`; warns of a longer ramp."""
     if ramp is None:
-        return 2 * rounds // 3
+        return (parts - 1) * rounds // parts
     if ramp > rounds:
         warnings.warn(
             f"density falls for {ramp} rounds and the run has {rounds}: it ends denser than "

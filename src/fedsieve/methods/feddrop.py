@@ -67,6 +67,7 @@ class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {
             **PAPER,
+            "conv_drop": 0.1,
             "fc_drop": 0.5,
             "lr": 0.05,
             "server_optimiser": "adam",
@@ -74,8 +75,8 @@ class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
             "weighting": "uniform",
         }
     }
-    conv_drop: float = 0.1  # share of a convolution's filters that a submodel lacks
-    fc_drop: float = 0.25  # share of a linear layer's units that a submodel lacks
+    conv_drop: float = 0.0  # share of a convolution's filters that a submodel lacks
+    fc_drop: float = 0.1  # share of a linear layer's units that a submodel lacks
     server_optimiser: Optimiser = SGD()  # of the server's step along the mean difference
     server_lr: float = 1.0  # its learning rate
     weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally

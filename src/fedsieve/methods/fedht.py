@@ -2,7 +2,7 @@
 
 Paper    Tong et al., "Federated Nonconvex Sparse Learning", 2022 (specification flops, section 6).
 Symbols  as FedIter-HT
-Differs  as FedIter-HT; by default twice its density: what clients train outside the mask is cut
+Differs  as FedIter-HT; by default a higher density: what clients train outside the mask is cut
          away again after every mean.
 """
 
@@ -19,6 +19,6 @@ from fedsieve.methods.fediter_ht import PAPER, FedIterHT
 class FedHT(FedIterHT):
     """Top-m weights after every average."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER | {"target_density": 0.1}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     thresholds_steps: ClassVar[bool] = False
     target_density: float = 0.2  # rho: share of what is thresholded that is kept

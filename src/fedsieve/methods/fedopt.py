@@ -7,8 +7,9 @@ Differs  Adam and Yogi correct the bias of their moments, as torch does; the pap
          sgd() with server_lr=1 is FedAvg.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fedsieve.core.keys import Key
 from fedsieve.core.message import Params
@@ -16,7 +17,7 @@ from fedsieve.core.method import register
 from fedsieve.core.optimisers import Adam, Moments, Optimiser, init_moments, update
 from fedsieve.core.options import in_range
 from fedsieve.core.priors import Gaussian
-from fedsieve.methods.em import PointEM, Server
+from fedsieve.methods.em import PAPER, PointEM, Server
 
 
 @register("fedopt")
@@ -24,7 +25,10 @@ from fedsieve.methods.em import PointEM, Server
 class FedOpt(PointEM):
     """Federated averaging with an optimiser on the server."""
 
-    server_optimiser: Optimiser = Adam()  # sgd(momentum=0.9), adam, adagrad, yogi or adamax
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": PAPER | {"server_optimiser": "adam"}
+    }
+    server_optimiser: Optimiser = Adam(beta1=0.5)  # sgd(momentum=0.9), adagrad, yogi or adamax
     server_lr: float = 0.01  # eta
     proximal: float = 0.0  # tie of the clients, as in fedprox
 

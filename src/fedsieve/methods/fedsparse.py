@@ -107,7 +107,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
                 raise ConfigError(f"fedsparse: ungated: {where}")
 
     def in_run(self, rounds: int) -> Self:
-        return replace(super().in_run(rounds), ramp=ramp_in_run(self.ramp, rounds))
+        return replace(super().in_run(rounds), ramp=ramp_in_run(self.ramp, rounds, parts=3))
 
     @property
     def prior(self) -> SpikeAndSlab:

@@ -72,6 +72,7 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """One exchange of gradients for every step; exactly m weights are deployed."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
+    ramp: int | None = None  # rounds until density has fallen from 1; none: 2/3 of all; paper: 0
     start_open: float = 0.99  # initial gates have logit log(start_open / (1 - start_open))
     stepwise: bool = False  # a round is one step, as in the paper; else the job's local steps
     hold: int = 1  # rounds with one cohort; the paper: n(B)
@@ -86,7 +87,7 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
         in_range("scale_from", self.scale_from, 1)
 
     def in_run(self, rounds: int) -> Self:
-        return replace(super().in_run(rounds), ramp=ramp_in_run(self.ramp, rounds))
+        return replace(super().in_run(rounds), ramp=ramp_in_run(self.ramp, rounds, parts=3))
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))

@@ -33,8 +33,8 @@ class GatedWeights:
     """Hyper-parameters and formulas of sections 2 to 4."""
 
     task: Task
-    target_density: float = 0.1  # rho: share of gated weights kept
-    ramp: int | None = None  # rounds until density has fallen from 1; none: 2/3 of all; paper: 0
+    target_density: float = 0.15  # rho: share of gated weights kept
+    ramp: int | None = None  # rounds until density has fallen from 1; none: 9/10 of all; paper: 0
     units: Units = Weights(biases=False)  # what a gate opens: weights, or channels that can be cut
     gate: HardConcrete = HardConcrete(beta=0.66)  # temperature and stretch
     start_open: float = 0.5  # initial gates have logit log(start_open / (1 - start_open))
