@@ -74,10 +74,11 @@ def expanded(cls: type[AnyMethod], options: dict[str, Any]) -> dict[str, Any]:
     if "preset" not in options or not cls.presets:
         return options
     given = {n: v for n, v in options.items() if n != "preset"}
+    presets = {"default": {}, **cls.presets}
     name = options["preset"]
-    if name not in cls.presets:
-        raise ConfigError(unknown(f"preset of {cls.__name__}", str(name), cls.presets))
-    return {**cls.presets[name], **given}
+    if name not in presets:
+        raise ConfigError(unknown(f"preset of {cls.__name__}", str(name), presets))
+    return {**presets[name], **given}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

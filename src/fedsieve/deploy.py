@@ -118,6 +118,8 @@ def deploy(
             f"init_from={config.init_from!r}: nodes do not have that file, and start models of "
             "their own from the job's seed. Leave it out of a deployment."
         )
+    if config.attack is not None:
+        raise ConfigError("attack: lies are for simulations. Leave it out of a deployment.")
     os.environ.update(off_proxy())
     with one_thread():
         job = build(config)
@@ -137,6 +139,7 @@ def deploy(
             resume=resume,
             watcher=watcher or Watcher(),
             open_engine=nodes,
+            holds_data=False,
             spare=server.over_select,
         )
 

@@ -15,7 +15,7 @@ import fedsieve.methods  # noqa: F401 - registers the methods
 from fedsieve.config import Config, method_options
 from fedsieve.core.errors import ConfigError, DataError, ModelError
 from fedsieve.core.keys import fold
-from fedsieve.core.method import AnyMethod, method_class
+from fedsieve.core.method import AnyMethod, message_types, method_class
 from fedsieve.core.options import construct, read, spell
 from fedsieve.data.dataset import Dataset
 from fedsieve.data.federation import Federation
@@ -25,6 +25,9 @@ from fedsieve.data.sources import load
 from fedsieve.models.start import started_from
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo import read_model
+from fedsieve.robust.aggregation import AGGREGATIONS, check
+from fedsieve.robust.attacks import ATTACKS, Group, attacked
+from fedsieve.robust.updates import CLIPS, has_updates
 
 DEFAULT_CLIENTS, DEFAULT_COHORT = 20, 10
 log = logging.getLogger("fedsieve")
@@ -73,12 +76,17 @@ def build(
     )
     method = construct(method_class(config.method), config.options, config.method, task=task)
     method = method.in_run(config.rounds)
+    _check_trust(config, method)
     if config.init_from is not None and not method.takes_start:
         raise ConfigError(
             f"init_from: clients of {config.method} draw their own first networks. Leave it out."
         )
     if method.pools_data:
         federation = federation.pooled()
+    if config.attack is not None:
+        lie = read(config.attack, ATTACKS, "attack")
+        group = Group(config.seed, config.rounds, config.attackers, federation)
+        method = attacked(method, lie, group)
     everyone = federation.num_clients
     cohort = everyone if method.asks_all else min(config.cohort or DEFAULT_COHORT, everyone)
     if config.cohort not in {None, cohort}:
@@ -89,7 +97,7 @@ def build(
         partition=how,
         clients=len(partition.train),
         cohort=cohort,
-        min_replies=min(config.min_replies, cohort),
+        min_replies=None if config.min_replies is None else min(config.min_replies, cohort),
         options={n: getattr(method, n) for n in method_options(type(method))},
     )
     return Job(complete, method, federation, partition, dataset)
@@ -102,7 +110,26 @@ def canonical(config: Config) -> Config:
         partition = str(spell(read(partition, PARTITIONS, "partition")))
     if model != "auto" and not model.startswith("object:"):
         model = str(spell(read_model(model)))
-    return dataclasses.replace(config, partition=partition, model=model)
+    aggregation = str(spell(read(config.aggregation, AGGREGATIONS, "aggregation")))
+    clip, attack = config.clip_update, config.attack
+    return dataclasses.replace(
+        config,
+        partition=partition,
+        model=model,
+        aggregation=aggregation,
+        clip_update=clip and str(spell(read(clip, CLIPS, "clip_update"))),
+        attack=attack and str(spell(read(attack, ATTACKS, "attack"))),
+    )
+
+
+def _check_trust(config: Config, method: AnyMethod) -> None:
+    """Refuse rules that make no sense for the method."""
+    check(read(config.aggregation, AGGREGATIONS, "aggregation"), method, config.method)
+    down, up = message_types(method)
+    if config.clip_update is not None:
+        read(config.clip_update, CLIPS, "clip_update")
+        if not has_updates(up, down):
+            raise ConfigError(f"clip_update: replies of {config.method} are no updates.")
 
 
 def split_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, str, Partition]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
+from fedsieve.core.options import read
 from fedsieve.engines.cores import busy
 from fedsieve.engines.inline import Inline
 from fedsieve.engines.plan import Plan
@@ -16,6 +17,8 @@ from fedsieve.engines.rounds import Rounds
 from fedsieve.engines.site import Executor, Site, Wire
 from fedsieve.engines.store import Stores, open_stores
 from fedsieve.job import Job
+from fedsieve.robust.aggregation import AGGREGATIONS
+from fedsieve.robust.updates import CLIPS
 
 
 class Engine(NamedTuple):
@@ -60,13 +63,16 @@ def open_rounds(
     **changes: Any,
 ) -> Iterator[Rounds]:
     """The loop of a job with its client states below `folder`; `changes` are fields of Plan."""
-    config = job.config
+    config, clip = job.config, job.config.clip_update
     plan = Plan(
         seed=config.seed,
         rounds=config.rounds,
         cohort=config.cohort or 1,
         eval_every=config.eval_every,
         min_replies=config.min_replies,
+        aggregation=read(config.aggregation, AGGREGATIONS, "aggregation"),
+        clip_update=None if clip is None else read(clip, CLIPS, "clip_update"),
+        max_examples=config.max_examples,
         precision=config.wire,
         kept_rounds=frozenset(config.save_messages),
     )

@@ -21,6 +21,7 @@ DATA = "Data and clients"
 TRAINING = "Training"
 MESSAGES = "Messages"
 MACHINE = "Execution"
+TRUST = "Trust"
 
 
 class Setting(NamedTuple):
@@ -117,8 +118,53 @@ class Config:
         int, Setting(MACHINE, "Rounds between checkpoints.", 1, ALWAYS, decides=False)
     ] = 10
     min_replies: Annotated[
-        int, Setting(MESSAGES, "Stop if fewer clients give a usable answer.", 1, MOST)
-    ] = 1
+        int | None,
+        Setting(
+            TRUST,
+            "Stop if fewer clients give a usable answer (none: if more fail than do).",
+            1,
+            MOST,
+            can_resume=True,
+        ),
+    ] = None
+    aggregation: Annotated[
+        str,
+        Setting(
+            TRUST,
+            "How replies become one: `mean`, `trimmed_mean(0.2)`, `median`, `geometric_median`, "
+            "`krum(0.2)`, `norm_clipped(1)`.",
+            metavar="RULE",
+            can_resume=True,
+            can_tune=True,
+        ),
+    ] = "mean"
+    clip_update: Annotated[
+        str | None,
+        Setting(
+            TRUST,
+            "Longest update of a client: `fixed(10)`, or `median_norm(3)` times the round's "
+            "median; longer ones are scaled down.",
+            metavar="RULE",
+            can_resume=True,
+            can_tune=True,
+        ),
+    ] = None
+    max_examples: Annotated[
+        int | None,
+        Setting(
+            TRUST, "The most examples that a client may count with.", 1, ALWAYS, can_resume=True
+        ),
+    ] = None
+    attack: Annotated[
+        str | None,
+        Setting(
+            TRUST,
+            "Let some clients lie, to see what a rule bears: `sign_flip`, `scale(1000)`, "
+            "`gaussian(1)`, `label_flip`, `count_lie`, `replay`, `shift(1)`.",
+            metavar="HOW",
+        ),
+    ] = None
+    attackers: Annotated[float, Setting(TRUST, "Share of clients that do.", 0, 1)] = 0.2
     save_messages: Annotated[
         tuple[int, ...],
         Setting(
@@ -155,7 +201,8 @@ class Config:
             )
         if self.score_on == "validation" and not self.validation:
             raise ConfigError("score_on='validation' needs held-out data: set validation=0.1, say.")
-        if self.cohort is not None and self.min_replies > self.cohort:
+        least = self.min_replies or 1
+        if self.cohort is not None and least > self.cohort:
             raise ConfigError(
                 f"min_replies={self.min_replies} is more than cohort={self.cohort}: "
                 "no round could ever be accepted."

@@ -5,7 +5,7 @@ A message is a NamedTuple whose fields are annotated with a role:
     class Up(NamedTuple):
         mask: Bits                                        # one bit per coordinate
         weights: Annotated[Params, Kept(where="mask")]    # values where the mask is True
-        examples: Count                                   # a whole number >= 0
+        examples: Examples                                # how many the client trains on
 
 Tensors that the mask does not name are sent whole. A mask may have length 1 along an axis, where
 one bit then stands for all coordinates: a filter, or an input feature.
@@ -23,9 +23,13 @@ Mask: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Whole:
-    """Every value of every tensor travels; `exact` ones are never rounded."""
+    """Every value of every tensor travels; `exact` ones are never rounded.
+
+    Values are those of the model, or (`is_change`) by how much a client has moved them.
+    """
 
     exact: bool = False
+    is_change: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Kept:
     """Only values where the message's field `where` is True travel; the others are 0."""
 
     where: str
+    is_change: bool = False  # as in Whole
 
 
 @dataclass(frozen=True)
@@ -47,18 +52,26 @@ class Number:
 
 @dataclass(frozen=True)
 class Natural:
-    """A single whole number >= 0 (one byte per seven bits); of a reply's sender, or of anything."""
+    """A single whole number >= 0 (one byte per seven bits).
+
+    Attributes:
+        is_sender: it is the number of the client that sends it; others are refused.
+        is_examples: it is how many training examples the client holds; others are refused.
+    """
 
     is_sender: bool = False
+    is_examples: bool = False
 
 
 Role: TypeAlias = Whole | Kept | Bit | Number | Natural
 Dense: TypeAlias = Annotated[Params, Whole()]
+Change: TypeAlias = Annotated[Params, Whole(is_change=True)]
 Exact: TypeAlias = Annotated[Params, Whole(exact=True)]
 Bits: TypeAlias = Annotated[Mask, Bit()]
 Scalar: TypeAlias = Annotated[float, Number()]
 Count: TypeAlias = Annotated[int, Natural()]
-Sender: TypeAlias = Annotated[int, Natural(is_sender=True)]  # other numbers are refused
+Sender: TypeAlias = Annotated[int, Natural(is_sender=True)]
+Examples: TypeAlias = Annotated[int, Natural(is_examples=True)]
 
 
 class Field(NamedTuple):
@@ -119,5 +132,5 @@ def _role(message: type, name: str, hint: Any) -> Role:
             return extra
     raise TypeError(
         f"{message.__qualname__}.{name} has no wire role: annotate it with Dense, Bits, Scalar, "
-        "Count, Sender or Annotated[Params, Kept(where=...)]."
+        "Count, Examples, Sender or Annotated[Params, Kept(where=...)]."
     )

@@ -157,6 +157,7 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     personal: bool = False  # deploy(server, state) differs from client to client
     pools_data: ClassVar[bool] = False  # trains one pseudo-client that holds all shards together
     asks_all: ClassVar[bool] = False  # every client takes part in every round
+    same_entries: ClassVar[bool] = True  # an entry means the same in every client's reply
     takes_start: ClassVar[bool] = True  # begins with the parameters of the task, or of a file
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # options by the name they go under
 

@@ -29,6 +29,7 @@ class Saved(msgspec.Struct, frozen=True):
     versions: dict[str, dict[str, int]]  # store -> client -> round of what it holds
     seen: tuple[int, ...]
     config: str = ""  # TOML
+    examples: dict[str, int] = {}  # client -> what it said first
 
     def of(self, store: str) -> dict[int, int]:
         """Versions in one of the stores, by client."""
@@ -41,7 +42,9 @@ class Saved(msgspec.Struct, frozen=True):
             for client, (down, up, masks) in self.links.items()
         }
         table = {mark: Packed(bits, size) for mark, bits, size in self.masks}
-        return Position(self.done, server, links, self.schemas, table, frozenset(self.seen))
+        examples = {int(client): count for client, count in self.examples.items()}
+        seen = frozenset(self.seen)
+        return Position(self.done, server, links, self.schemas, table, seen, examples)
 
 
 def saved_of(position: Position, versions: dict[str, dict[int, int]], config: str) -> Saved:
@@ -57,6 +60,7 @@ def saved_of(position: Position, versions: dict[str, dict[int, int]], config: st
         {name: {str(c): v for c, v in held.items()} for name, held in versions.items()},
         tuple(sorted(position.seen)),
         config,
+        {str(client): count for client, count in position.examples.items()},
     )
 
 

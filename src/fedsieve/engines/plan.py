@@ -9,6 +9,8 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import AnyMethod
 from fedsieve.ledger.rows import Row
+from fedsieve.robust.aggregation import MEAN, Aggregation
+from fedsieve.robust.updates import Clip
 from fedsieve.wire import Precision
 
 
@@ -34,9 +36,13 @@ class Plan:
     rounds: int
     cohort: int
     eval_every: int
-    min_replies: int
+    min_replies: int | None = None  # usable ones; None: as many as failed, and one at least
+    aggregation: Aggregation = MEAN
+    clip_update: Clip | None = None  # of a reply's distance to its broadcast
+    max_examples: int | None = None  # that a client may count with
     precision: Precision = "fp32"  # of broadcasts; clients' messages are the site's
     kept_rounds: frozenset[int] = frozenset()  # whose messages are handed on whole
+    holds_data: bool = True  # of all clients; else their first reply says how much they have
     spare: int = 0  # clients invited beyond the cohort; the first to answer count
     record: Mapping[int, Row] = field(default_factory=dict)  # rounds to be played as they went
 

@@ -74,7 +74,7 @@ class Post:
 
     def letter(self, client: int, link: Link) -> Letter:
         """The message for `client`, without what its link holds already."""
-        message = self._method.broadcast(self._server, client, self._key)
+        message = self.message(client)
         if self._last is None or not _is_same(message, self._last):
             self._last, self._letters = message, {}
             self._masks = masks_of(message) if message else {}
@@ -96,10 +96,14 @@ class Post:
             )
         return self._letters[is_told, held]
 
+    def message(self, client: int) -> Any:
+        """The broadcast to `client` as the server holds it."""
+        return self._method.broadcast(self._server, client, self._key)
+
     def arrived(self, client: int) -> Any:
         """The message for `client` as it reads it: rounded where the wire rounds."""
         if self._coding.precision == "fp32":
-            return self._method.broadcast(self._server, client, self._key)
+            return self.message(client)
         whole = self.letter(client, Link())
         return Decoder().decode(whole.payload.data, type(self._last))
 
@@ -128,14 +132,6 @@ def bound_of(letter: Letter, kind: type, dense: Callable[[], Schema]) -> Bound:
         room = OPEN_BYTES + OPEN_SHARE * (sent.tensor_bytes() + model.tensor_bytes())
         names += OPEN_SHARE * len(model.packed())
     return Bound(room, asked, SCHEMA_BYTES + 2 * names)
-
-
-def misfit(up: Any, client: int) -> str:
-    """Which field of a reply names another client as its sender; empty if none does."""
-    for name, role in fields(type(up)):
-        if isinstance(role, Natural) and role.is_sender and getattr(up, name) != client:
-            return f"{name}: it is signed by client {getattr(up, name)}"
-    return ""
 
 
 def frames_of(

@@ -23,7 +23,6 @@ from fedsieve.engines.post import (
     bound_of,
     dense_schema,
     frames_of,
-    misfit,
     sent,
 )
 from fedsieve.engines.recall import MaskTable, recall, remember
@@ -38,6 +37,14 @@ from fedsieve.engines.site import (
     Train,
 )
 from fedsieve.engines.store import Stores
+from fedsieve.engines.trust import (
+    believed,
+    check_update,
+    claimed_examples,
+    needs_broadcasts,
+    unlike_others,
+    wrong_claim,
+)
 from fedsieve.ledger.bytes import Sent
 from fedsieve.ledger.rows import Evaluation, Row
 from fedsieve.wire.codec import Decoder, UnheldError, masks_of
@@ -56,6 +63,7 @@ class Position(NamedTuple):
     schemas: tuple[bytes, ...]  # of clients' messages, as the server has been told
     masks: MaskTable  # that links refer to
     seen: frozenset[int] = frozenset()  # clients that have trained
+    examples: dict[int, int] = {}  # noqa: RUF012 - never changed; what clients said they have
 
 
 class Played(NamedTuple):
@@ -95,6 +103,8 @@ class Rounds:
         self._decoder = Decoder()
         self._dense = cache(lambda: dense_schema(method, fold(plan.seed, "init")))
         self._has_echo = type(method).echo is not Method.echo
+        self._compares = needs_broadcasts(plan)
+        self._warned: set[tuple[int, str]] = set()  # clients left out, and why
 
     def start(self) -> Position:
         """The position before the first round."""
@@ -104,7 +114,8 @@ class Rounds:
         """Run round after round; each is complete when it is yielded.
 
         Raises:
-            RoundError: fewer than `min_replies` clients gave a usable answer.
+            RoundError: fewer than `min_replies` clients gave a usable answer, or more replies
+                failed than were usable, or an update blew the model up.
         """
         for packed in position.schemas:
             self._decoder.learn(packed)
@@ -129,9 +140,10 @@ class Rounds:
         server = self.method.charge(position.server, load_of(len(cohort), messages))
         if self._has_echo:
             server = self.method.echo(post.arrived(cohort[0]), server)
-        server = self.method.server_update(
-            server, [a.up for a in accepted], fold(self.plan.seed, "server", number)
-        )
+        downs = [post.message(a.reply.client) for a in accepted] if self._compares else []
+        ups = believed(self.plan, [a.up for a in accepted], downs)
+        server = self.method.server_update(server, ups, fold(self.plan.seed, "server", number))
+        check_update(position.server, server, accepted, number)
         for reply, up in accepted:
             letter, before = letters[reply.client], links.get(reply.client, Link())
             told = {schema_of(up)[1]} if reply.up.data else set[Hash]()
@@ -159,7 +171,8 @@ class Rounds:
             for reply, up in accepted:
                 letter, link = letters[reply.client], position.links.get(reply.client, Link())
                 frames += frames_of(number, reply, up, letter, recall(position.masks, link.masks))
-        after = Position(number, server, links, schemas, masks, seen)
+        said = {a.reply.client: n for a in accepted if (n := claimed_examples(a.up)) is not None}
+        after = Position(number, server, links, schemas, masks, seen, position.examples | said)
         return Played(after, row, evaluation, messages, frames)
 
     def _exchange(
@@ -177,19 +190,40 @@ class Rounds:
         second = self._try(position, whole, {}, needed) if whole and needed else _NOTHING
         accepted, failures = first.accepted + second.accepted, first.failures + second.failures
         failures += [Failure(client, "it refused a whole message") for client in second.refused]
+        if self.method.same_entries:
+            strangers = unlike_others(accepted, self._down_kind)
+            failures += strangers
+            left_out = {f.client for f in strangers}
+            accepted = [a for a in accepted if a.reply.client not in left_out]
         for failure in failures:
-            log.warning("round %d: client %d left out: %s", position.done + 1, *failure[:2])
-        if len(accepted) < max(self.plan.min_replies, 1):
-            why = "".join(f"Client {f.client}: {f.error}\n{f.trace}" for f in failures[:1])
-            raise RoundError(
-                f"round {position.done + 1}: {len(accepted)} of {len(letters)} clients gave a "
-                f"usable answer, min_replies={self.plan.min_replies}. All rounds before are kept. "
-                f"{why}".rstrip()
-            )
+            is_known = failure[:2] in self._warned
+            self._warned.add(failure[:2])
+            level = logging.INFO if is_known else logging.WARNING
+            log.log(level, "round %d: client %d left out: %s", position.done + 1, *failure[:2])
+        self._refuse_too_few(position.done + 1, len(letters), len(accepted), failures)
         accepted.sort(key=lambda a: a.reply.client)
         heard = {a.reply.client for a in accepted} | {f.client for f in failures}
         late = [client for client in letters if client not in heard]
         return Exchange(accepted, failures, first.messages + second.messages, spare, late)
+
+    def _refuse_too_few(
+        self, number: int, asked: int, usable: int, failures: list[Failure]
+    ) -> None:
+        least = self.plan.min_replies
+        if usable >= (max(len(failures), 1) if least is None else max(least, 1)):
+            return
+        rule = f"min_replies={least}" if least else "and more must be usable than fail"
+        why = "".join(f"Client {f.client}: {f.error}\n{f.trace}" for f in failures[:1])
+        raise RoundError(
+            f"round {number}: {usable} of {asked} clients gave a usable answer, {rule}. "
+            f"All rounds before are kept. {why}".rstrip()
+        )
+
+    def _examples(self, position: Position, client: int) -> int | None:
+        """How many examples a client is known to have: by the data here, or its first reply."""
+        if self.plan.holds_data:
+            return self.federation.examples(client)
+        return position.examples.get(client)
 
     def _try(
         self, position: Position, letters: dict[int, Letter], links: Links, needed: int
@@ -261,7 +295,7 @@ class Rounds:
             return Refusal(reply.client, str(error))
         except WireError as error:
             return Failure(reply.client, f"its message cannot be read: {error}")
-        if difference := misfit(up, reply.client):
+        if difference := wrong_claim(up, reply.client, self._examples(position, reply.client)):
             return Failure(reply.client, f"its message does not fit: {difference}")
         if not tree.is_finite(up):
             return Failure(reply.client, "its message has non-finite values")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsieve.core import local, tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Count, Dense, Mask, Params
+from fedsieve.core.message import Count, Dense, Examples, Mask, Params
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Task
 from fedsieve.core.optimisers import SGD, Moments, Optimiser
 from fedsieve.core.options import in_range
@@ -168,7 +168,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     weights: Dense
-    examples: Count
+    examples: Examples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from fedsieve.core import keys, tree
 from fedsieve.core.cut import compact, restore
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Count, Dense, Mask, Params
+from fedsieve.core.message import Count, Dense, Examples, Mask, Params
 from fedsieve.core.method import Batches, register
 from fedsieve.core.optimisers import SGD, Moments, Optimiser, init_moments, update
 from fedsieve.core.options import in_range
@@ -43,7 +43,7 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     weights: Dense
     units: Count
-    examples: Count
+    examples: Examples
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Dropped:
 class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
     """Federated dropout of units; submodels are sent small and trained small."""
 
+    same_entries = False  # submodels have different units
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {
             **PAPER,

@@ -19,7 +19,7 @@ import torch
 
 from fedsieve.core import local, masks, tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bits, Count, Kept, Mask, Params
+from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params
 from fedsieve.core.method import Batches, Method, Metrics, Task, register
 from fedsieve.core.optimisers import SGD, Optimiser
 from fedsieve.core.options import in_range
@@ -50,7 +50,7 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     mask: Bits
     weights: Annotated[Params, Kept(where="mask")]
-    examples: Count
+    examples: Examples
 
 
 @register("fediter_ht")

@@ -47,6 +47,7 @@ class Down(NamedTuple):
 class FedMix(HardEM[Server, State, Down, Up, Params, Components]):
     """Clusters of clients as components of a mixture prior."""
 
+    same_entries = False  # clients gather around different centres
     components: int = 2  # K
     precision: float = 1.0  # lam: -log p is per summed loss, so it counts lam / n_k beside the mean
     pseudo_count: float = 1.0  # clients added to each component when shares are estimated

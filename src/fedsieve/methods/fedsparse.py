@@ -23,7 +23,7 @@ from fedsieve.core import masks
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bits, Count, Kept, Mask, Params
+from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params
 from fedsieve.core.method import Batches, register
 from fedsieve.core.optimisers import SGD, Adamax, Moments, Optimiser, init_moments, update
 from fedsieve.core.options import in_range
@@ -62,7 +62,7 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     gates: Bits
     weights: Annotated[Params, Kept(where="gates")]
-    examples: Count
+    examples: Examples
 
 
 @register("fedsparse")
@@ -71,7 +71,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
     """Federated averaging with gates over groups of weights."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
-    target_density: float | None = 0.5  # share of gated weights left; none: as the prior has it
+    target_density: float | None = 0.7  # share of gated weights left; none: as the prior has it
     ramp: int | None = None  # rounds until it has come to that; none: 2/3 of all
     gate_cost: float = 5e-6  # lambda_0, of one open weight; the paper: 5e-7, 5e-6, 5e-5
     cross_entropy: float = 1e-4  # weight of the tie of a client's gates to the server's

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsieve.core import local, tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Count, Dense, Params
+from fedsieve.core.message import Change, Count, Dense, Examples, Params
 from fedsieve.core.method import Batch, Batches, Cohort, Method, Metrics, register
 from fedsieve.core.optimisers import SGD, ascend
 from fedsieve.core.options import in_range
@@ -55,9 +55,9 @@ class Down(NamedTuple):
 
 
 class Up(NamedTuple):
-    weights: Dense  # gradients
-    gate_logits: Dense  # gradients
-    examples: Count
+    weights: Change
+    gate_logits: Change
+    examples: Examples
     steps: Count
 
 

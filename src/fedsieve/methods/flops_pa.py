@@ -24,7 +24,7 @@ from torch import Tensor
 from fedsieve.core import local, masks, tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bits, Count, Kept, Mask, Params, Scalar
+from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params, Scalar
 from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
 from fedsieve.core.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.core.options import in_range
@@ -78,7 +78,7 @@ class Up(NamedTuple):
     effective: Annotated[Params, Kept(where="mask")]
     gates: Annotated[Params, Kept(where="mask")]
     rest: Scalar
-    examples: Count
+    examples: Examples
 
 
 class Point(NamedTuple):

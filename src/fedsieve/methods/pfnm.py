@@ -77,6 +77,7 @@ class Pfnm(Method[Server, State, Down, Up]):
         "paper": PAPER,
         "pfnm-code": PAPER | {"costs": "pfnm-code"},
     }
+    same_entries = False  # neurons of different clients stand in different places
     takes_start = False  # clients draw first networks of their own widths
     task: Task
     sigma2: tuple[float, ...] = (1.0,)  # variance of neurons around their atom; one, or per layer

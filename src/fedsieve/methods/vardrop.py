@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedsieve.core import keys, masks, tree, variational
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bits, Count, Exact, Kept, Mask, Params, Sender
+from fedsieve.core.message import Bits, Count, Exact, Examples, Kept, Mask, Params, Sender
 from fedsieve.core.method import Batches, Method, Metrics, register
 from fedsieve.core.options import in_range
 from fedsieve.core.variational import Posterior
@@ -80,10 +80,10 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     mask: Bits
-    weights: Annotated[Params, Kept(where="mask")]
-    log_variance: Annotated[Params, Kept(where="mask")]
+    weights: Annotated[Params, Kept(where="mask", is_change=True)]
+    log_variance: Annotated[Params, Kept(where="mask", is_change=True)]
     statistics: Exact  # of normalisation layers
-    examples: Count
+    examples: Examples
     device: Sender
 
 

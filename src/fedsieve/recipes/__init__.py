@@ -1,6 +1,7 @@
 """One file per paper table: settings, expected figures, tiers; importing them registers them."""
 
 from fedsieve.recipes import (
+    attacks,
     communication_totals,
     dense_flops,
     em_fashion_mnist,
@@ -14,6 +15,7 @@ from fedsieve.recipes import (
 )
 
 __all__ = [
+    "attacks",
     "communication_totals",
     "dense_flops",
     "em_fashion_mnist",
