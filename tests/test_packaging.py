@@ -24,6 +24,17 @@ def test_what_the_source_distribution_names_is_there():
     assert all((ROOT / path[1:]).exists() for path in named)
 
 
+def test_the_citation_is_of_this_version_and_licence():
+    text = (ROOT / "CITATION.cff").read_text()
+    cited = dict(re.findall(r"^(title|version|license): (.*)$", text, re.MULTILINE))
+    project = PROJECT["project"]
+    assert cited == {
+        "title": project["name"],
+        "version": project["version"],
+        "license": project["license"],
+    }
+
+
 def test_caps_for_flower_are_not_asked_of_everybody():
     plain = [text.split("#")[0] for text in PROJECT["project"]["dependencies"]]
     assert not any("<" in text for text in plain if text.startswith(("typer", "rich", "click")))

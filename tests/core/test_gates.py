@@ -43,7 +43,8 @@ def test_invert_undoes_the_median_and_ends_at_the_shift():
 
 
 def test_the_shift_is_that_of_the_literature():
-    assert HardConcrete(beta=0.66).shift == pytest.approx(1.583, abs=5e-4)  # specification flops, 2
+    # specification flops, section 2
+    assert HardConcrete(beta=0.66).shift == pytest.approx(1.583, abs=5e-4)
 
 
 def test_gradients_flow_where_a_draw_is_neither_zero_nor_one():

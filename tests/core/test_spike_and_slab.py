@@ -1,4 +1,7 @@
-"""The spike-and-slab prior against closed forms and autograd (sections 3, 4, 10 of the spec)."""
+"""The spike-and-slab prior against closed forms and autograd.
+
+Specification fedsparse, sections 3, 4 and 10.
+"""
 
 import math
 
@@ -134,7 +137,7 @@ def test_a_forward_pass_sees_hard_concrete_gates_one_for_each_group():
 
 @pytest.mark.parametrize("is_shifted", [False, True])
 def test_a_shifted_gate_is_open_in_training_as_often_as_in_uploads(is_shifted):
-    """Else P(z > 0) is sigmoid(l + 2/3 log 11), which is more (section 9, 6)."""
+    """Else P(z > 0) is sigmoid(l + 2/3 log 11), which is more (section 9, point 6)."""
     count, logit = 100_000, 0.3
     it = SpikeAndSlab({"w": ()}, gate_cost=1, cross_entropy=0, is_free=True, is_shifted=is_shifted)
     local = Gated({"w": torch.ones(count)}, {"w": torch.full((count,), -1e-3 * logit)})

@@ -1,4 +1,4 @@
-"""Masks from thresholds, and their gradients against the closed forms of the specification."""
+"""Masks from thresholds, and gradients by closed forms (specification spafl, section 3)."""
 
 import numpy as np
 import pytest

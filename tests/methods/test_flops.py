@@ -427,7 +427,7 @@ def test_open_gates_of_flops_are_the_medians_of_its_gates():
 
 
 def test_linear_regression_finds_exactly_the_planted_support():
-    """P = 200, N = 2000, rho = 0.05: both methods, specification section 14."""
+    """P = 200, N = 2000, rho = 0.05: both methods, specification flops, section 14."""
     shared = {
         "dataset": "synthetic(task=values, rows=2000, test_rows=500, features=200)",
         "partition": "quantity(0.5)", "clients": 20, "cohort": 10, "batch_size": 20,

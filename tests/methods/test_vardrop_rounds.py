@@ -1,8 +1,9 @@
-"""Variational dropout over rounds against a plain program written from its specification.
+"""Variational dropout over rounds against a plain program.
 
-The program keeps weights, log-variances and Adam's moments of all devices in dicts and knows no
-messages: after every step it averages what devices would send. It shares the addresses of
-randomness with the method, no arithmetic.
+It is written from specification variational_dropout, sections 2 to 5: it keeps weights,
+log-variances and Adam's moments of all devices in dicts and knows no messages; after every step it
+averages what devices would send. It shares the addresses of randomness with the method, no
+arithmetic.
 """
 
 import pytest

@@ -1,7 +1,8 @@
-"""Neural matching as the specification states it: loops over pairs, unshifted sums, no sharing.
+"""Neural matching by loops over pairs, with unshifted sums and no sharing.
 
-Atoms are lists of (client, neuron); every figure is computed from their members each time it is
-needed. The penalty is read off its definition T_i = sum_s sum_d k_sd (theta_id - m0_d)^2.
+Formulas are those of specification neural_matching, sections 3 to 8. Atoms are lists of (client,
+neuron); every figure is computed from their members each time it is needed. The penalty is read off
+its definition T_i = sum_s sum_d k_sd (theta_id - m0_d)^2.
 """
 
 import itertools

@@ -5,8 +5,8 @@ logit a is a logistic draw of temperature beta, stretched to (low, high) and cli
 
     s = sigmoid((logit u + a) / beta),   z = clip(s (high - low) + low, 0, 1),   u uniform.
 
-All functions are element-wise and stay in logit space (specification flops, section 2; fedsparse,
-sections 3 and 4).
+All functions are element-wise and stay in logit space (specification flops, section 2;
+specification fedsparse, sections 3 and 4).
 """
 
 import math

@@ -1,7 +1,7 @@
 """The spike-and-slab prior: gates that are open with probability theta, one for each group.
 
 A weight is N(w, 1/precision) where its group's gate is open and 0 where it is closed. Symbols and
-formulas are those of the specification fedsparse, sections 2 and 3: w weights, v raw thresholds,
+formulas are those of specification fedsparse, sections 2 and 3: w weights, v raw thresholds,
 theta the probability of an open gate on the server and pi on a client, z gates drawn, T the
 temperature. Everything stays in logit space.
 
@@ -163,7 +163,7 @@ class SpikeAndSlab:
         return Gated(weights, raw)
 
     def _location(self, logits: Tensor) -> Tensor:
-        """Of hard-concrete gates: the logits of pi, or where P(z > 0) = pi (section 9, 6)."""
+        """Of hard-concrete gates: the logits of pi, or where P(z > 0) = pi (section 9, point 6)."""
         return logits - self.concrete.shift if self.is_shifted else logits
 
 

@@ -1,7 +1,7 @@
 """Matching the neurons of one layer: a greedy pass, then sweeps that re-match client by client.
 
-Specification section 6. Nothing given is changed; atoms are numbered in order of appearance, those
-that a client opens in the order of its neurons.
+Specification neural_matching, section 6. Nothing given is changed; atoms are numbered in order of
+appearance, those that a client opens in the order of its neurons.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 A network is [W0, b0, W1, b1, ..., WL, bL] with W of shape (in, out). The rows of W that one sending
 neuron owns are a block: one row in a perceptron, kernel or map positions for a channel of a
-convolutional network. Specification sections 7 and 8.
+convolutional network (specification neural_matching, sections 7 and 8).
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,8 @@
 
 Clients' neurons u, the atoms' sums b of them and all Gaussians are per coordinate; an atom with
 precision q and stiffness k of its members scores sum_d w(q, k) b^2, so that the cost of a neuron
-against an atom is the score after less the score before (specification sections 3 to 6).
+against an atom is the score after less the score before (specification neural_matching, sections 3
+to 6).
 """
 
 import math
@@ -112,8 +113,8 @@ class Atoms(NamedTuple):
 def cost(problem: Problem, rule: Rule, atoms: Atoms, client: int) -> Floats:
     """The matrix C: rows are the client's neurons, columns the atoms and then new atoms.
 
-    `atoms` hold the other clients' neurons only. Formulas (M), (N), (KM), (KN) of the
-    specification in the form of its section 5: two matrix products.
+    `atoms` hold the other clients' neurons only. Formulas (M), (N), (KM), (KN) in
+    the form of specification neural_matching, section 5: two matrix products.
     """
     u, b = problem.shifted[client], atoms.sums
     uses = atoms.uses.copy()

@@ -1,6 +1,7 @@
 """Hard EM: the client loop and the round of a family of methods, which differ in their prior.
 
-Paper    "Federated averaging as expectation-maximization", 2020 (spec fedsparse, section 1).
+Paper    "Federated averaging as expectation-maximization", 2020 (specification fedsparse,
+         section 1).
 Symbols  W -> centre   phi_s -> local parameters   p(phi given W) -> prior
 Differs  statistics of normalisation layers (task.buffers) carry no prior: they travel with the
          weights and are averaged by every method.

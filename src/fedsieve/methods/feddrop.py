@@ -1,7 +1,8 @@
 """FedDrop: every client trains a submodel of its own, cut out of the server's by dropping units.
 
 Paper    Caldas et al., "Expanding the Reach of Federated Learning by Reducing Client Resource
-         Requirements", 2018; as a baseline of FedSparse (specification fedsparse, sections 1, 5).
+         Requirements", 2018; as a baseline of FedSparse (specification fedsparse, sections 1
+         and 5).
 Symbols  1 - p -> share of a layer's units that a submodel keeps   z -> units, fixed by a key
 Differs  exactly round(p n) of n units are dropped, so that all submodels have one shape. Inputs
          and outputs are kept: the 1 % of the FedSparse paper is less than one unit of up to 49.

@@ -5,7 +5,7 @@ Paper    "Federated averaging as expectation-maximization", 2020, Algorithm 1 (s
 Symbols  w -> weights   v -> raw_thresholds   tau = softplus(v)   T -> temperature   theta, pi ->
          probability of an open gate on server and client   z -> gates   lambda_0 -> gate_cost
          lambda -> proximal   eps -> prune_below
-Differs  signs and coefficients as in section 9 of the specification. The clients' rate of v is
+Differs  signs and coefficients as in specification fedsparse, section 9. The clients' rate of v is
          the paper's 1e-3 at ten local steps and falls with the root of their number, which keeps
          sparsity nearly the same (docs, What decides sparsity). Biases and normalisation have no
          gates.

@@ -1,7 +1,7 @@
 """SpaFL: personal sparse models; only one threshold per neuron or filter ever travels.
 
 Paper    "SpaFL: Communication-Efficient Federated Learning with Sparse Models and Low Computational
-         Overhead", 2024, Algorithm 1 (specification spafl).
+         Overhead", 2024, Algorithm 1 (specification spafl, sections 1, 5 and 10).
 Symbols  w_k -> state.own.weights   tau -> thresholds   p -> mask   alpha -> sparsity_weight
          Delta -> change   nu -> importance_norm   eta -> lr
 Differs  text and released program disagree; the presets `paper` and `code` follow one each. The

@@ -1,7 +1,8 @@
 """Variational dropout: weights whose noise drowns their signal are neither sent nor kept.
 
 Paper    "Efficient federated learning via variational dropout", 2018: Algorithm 1 (`share_alpha`)
-         and the variant behind its tables, in which log-variances stay on the devices.
+         and the variant behind its tables, in which log-variances stay on the devices
+         (specification variational_dropout, sections 4 and 5).
 Symbols  theta -> weights   log sigma^2 -> log_variance   M_i -> up.mask   N -> devices
 Differs  by default a round is local training: the cohort is sent the posterior where its signal is
          not drowned, trains it for the job's steps and sends back what it changed; the server

@@ -4,10 +4,10 @@ Paper    Xiao & Cheng, "Probabilistic Federated Learning of Neural Networks Inco
          Posterior Information", figures 2 and 3: MNIST and CIFAR-10, 100 neurons a layer, ten
          epochs of AMSGrad in batches of 32, equal parts or Dirichlet(0.4), ten trials.
 Symbols  S -> clients   epsilon -> eps   J -> atoms
-Differs  the figures print no numbers, so only the tier `small` has expected ones, those of the
-         specification's own runs on one split of Fashion-MNIST. Hyper-parameters are 1 throughout
-         and eps stands in every row's name: nothing is chosen by test accuracy, which the paper
-         does.
+Differs  the figures print no numbers, so only the tier `small` has expected ones, those of
+         specification neural_matching, section 12, on one split of Fashion-MNIST. Hyper-parameters
+         are 1 throughout and eps stands in every row's name: nothing is chosen by test accuracy,
+         which the paper does.
 """
 
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ Differs  the paper prints one density and does not say of what. `local_density` 
          weights kept and `layer_mean_density` the mean over layers, both means over all clients;
          `best_local_density` and `best_layer_mean_density` are these in the round of the best
          accuracy, as in the paper; best of every tenth round, in which accuracy is measured.
-         MACs of training are shown dense and by both counts of the specification, section 7.
+         MACs of training are shown dense and by both counts of specification spafl, section 7.
          Steps run without pruned channels (`compact_training`), which is the same up to rounding.
          `outputs kept` is ours: the released rules with no thresholds on the last layer; in the
          tier `medium` with a larger alpha, and smaller rates when it is sparse enough.
