@@ -102,7 +102,7 @@ def test_a_superlink_that_is_killed_is_started_again_and_nothing_is_lost(tmp_pat
         server = deployment.server()
         deployment.nodes()
         deployment.wait_until(lambda: len(deployment.rows()) >= 1, "round 1")
-        os.kill(child_of(server, "flower-superlink"), signal.SIGKILL)
+        os.kill(child_of(server, "flower.private"), signal.SIGKILL)
         there = deployment.finish(server)
     assert lost(deployment) == {}
     assert there["model_hash"] == deployment.here().summary.model_hash

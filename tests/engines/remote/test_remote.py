@@ -24,7 +24,8 @@ from fedsieve.engines import blob
 from fedsieve.engines.flower.carrier import GridCarrier
 from fedsieve.engines.folder import RunFolder
 from fedsieve.engines.remote.desk import Desk
-from fedsieve.engines.remote.dispatch import LostError, Remote
+from fedsieve.engines.remote.dispatch import Remote
+from fedsieve.engines.remote.open_calls import LostError
 from fedsieve.engines.remote.parcel import (
     Answer,
     Call,
