@@ -27,7 +27,7 @@ from fedsieve.engines import blob
 from fedsieve.engines.flower.carrier import GridCarrier
 from fedsieve.engines.flower.private import ErrorCode, NodeInfo
 from fedsieve.engines.folder import RunFolder
-from fedsieve.engines.remote import open_calls
+from fedsieve.engines.remote import dispatch, open_calls
 from fedsieve.engines.remote.desk import Desk
 from fedsieve.engines.remote.dispatch import Remote
 from fedsieve.engines.remote.open_calls import LostError
@@ -553,7 +553,8 @@ class Flickering(LocalGrid):
 
 @pytest.mark.parametrize("is_final", [False, True])
 def test_a_node_that_is_away_for_a_moment_is_waited_for(is_final, tmp_path, monkeypatch):
-    monkeypatch.setattr(open_calls, "_RETURN_SECONDS", 0.3)
+    monkeypatch.setattr(open_calls, "RETURN_SECONDS", 0.3)
+    monkeypatch.setattr(dispatch, "RETURN_SECONDS", 0.3)
     job = stateful()
     deployed = Deployed(job, tmp_path)
     deployed.grid = Flickering(deployed.grid.nodes)
@@ -582,3 +583,29 @@ def test_a_wrong_client_number_is_told_to_the_node_in_words(tmp_path, caplog):
     assert "--client-id 1" in told[0]
     parts = [r.getMessage() for r in caplog.records if "takes part in" in r.getMessage()]
     assert len(parts) == 2  # the two that do
+
+
+class Restarted(GridCarrier):
+    """A SuperLink that has forgotten all: nodes come back a little later, under other numbers."""
+
+    is_lost, back_at = False, 0.0
+
+    def nodes(self):
+        return {} if time.monotonic() < self.back_at else super().nodes()
+
+    def pull(self, messages):
+        if not self.is_lost and self._grid.pushed > 6:
+            self.is_lost, self.back_at = True, time.monotonic() + 0.5
+            self._grid.replies.clear()
+            self._grid.nodes = {node + 900: answer for node, answer in self._grid.nodes.items()}
+            raise LostError("gone")
+        return super().pull(messages)
+
+
+def test_a_superlink_that_has_forgotten_all_its_nodes_fails_nobody(tmp_path):
+    job = stateful()
+    deployed = Deployed(job, tmp_path, carrier=Restarted)
+    there = deployed.play()
+    assert min(deployed.grid.nodes) > 900
+    assert there.summary.failed == 0
+    assert there.summary.model_hash == absent(job, []).summary.model_hash

@@ -55,11 +55,10 @@ class GridCarrier:
         self._is_wary = False  # some node sends what Flower itself cannot read
 
     def nodes(self) -> dict[int, str]:
-        while True:
-            try:
-                return {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
-            except httpx.HTTPError as error:
-                self._lost(error)
+        try:
+            return {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
 
     def push(self, parcels: Mapping[int, bytes], seconds: float) -> dict[str, int]:
         messages = [

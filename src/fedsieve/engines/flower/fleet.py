@@ -153,7 +153,7 @@ class Fleet:
         return flwr.whole(tree, objects)
 
     def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT_SECONDS / 3):
+        while not self._stop.wait(HEARTBEAT_SECONDS / 2):
             if (number := self._node) is None:
                 continue
             node = flwr.Node(node_id=number)

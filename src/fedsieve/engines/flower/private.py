@@ -6,6 +6,7 @@ It is a program as well, a SuperLink on a unix socket, and imports little to sta
 """
 
 import os
+import ssl
 import sys
 from typing import Any, NamedTuple, TypeVar
 
@@ -123,6 +124,7 @@ __all__ = [
     "message_from_proto",
 ]
 UNIX = "unix:"
+_CALL_SECONDS, _KEPT_SECONDS = 30.0, 45.0  # the gate closes what is idle for a minute
 _VERSION = RuntimeVersionHttpInterceptor(component_name="fedsieve")
 _Client = TypeVar("_Client", bound=ProtobufClient)
 
@@ -186,12 +188,18 @@ def fleet(place: str, ca: bytes | None, key: ec.EllipticCurvePrivateKey) -> Flee
 
 
 def _client(kind: type[_Client], place: str, ca: bytes | None, shown: list[Any]) -> _Client:
-    if not place.startswith(UNIX):
-        return kind.from_server_address(place, ca is None, ca, shown)
-    client = kind("http://superlink", interceptors=shown)
+    """Flower's client, on a unix socket or with connections that last from call to call."""
+    is_local = place.startswith(UNIX)
+    scheme = "http" if is_local or ca is None else "https"
+    client = kind(f"{scheme}://{'superlink' if is_local else place}", interceptors=shown)
     client._client.close()
-    socket = httpx.HTTPTransport(uds=place.removeprefix(UNIX))
-    client._client = httpx.Client(transport=socket, timeout=30)
+    if is_local:
+        socket = httpx.HTTPTransport(uds=place.removeprefix(UNIX))
+        client._client = httpx.Client(transport=socket, timeout=_CALL_SECONDS)
+    else:
+        trust = ssl.create_default_context(cadata=ca.decode()) if ca else False
+        limits = httpx.Limits(keepalive_expiry=_KEPT_SECONDS)
+        client._client = httpx.Client(verify=trust, limits=limits, timeout=_CALL_SECONDS)
     return client
 
 

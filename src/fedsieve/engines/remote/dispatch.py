@@ -6,6 +6,7 @@ repeat, so a carrier that loses its connection makes a new one and the open call
 """
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 
 from fedsieve.core.errors import WireError
 from fedsieve.engines import blob
-from fedsieve.engines.remote.open_calls import Carrier, LostError, OpenCalls
+from fedsieve.engines.remote.open_calls import RETURN_SECONDS, Carrier, LostError, OpenCalls
 from fedsieve.engines.remote.parcel import (
     Answer,
     Call,
@@ -76,6 +77,7 @@ class Remote:
         self._greeted_at: dict[int, float] = {}  # and when each was last greeted
         self._refused: dict[int, float] = {}  # nodes that are no use, and when they said so
         self._silent: set[int] = set()  # clients that owe an answer
+        self._away: dict[int, float] = {}  # clients that were there, and since when they are not
         self._missed: Counter[int] = Counter()  # rounds in a row without one
         self._round = self.first_round = 0
         self._packed: tuple[Any, bytes] = (None, b"")
@@ -84,16 +86,20 @@ class Remote:
     def __call__(self, requests: Iterable[Request]) -> Generator[Response, None, None]:
         works = {client: work for r in requests for client, work in self._works(r)}
         self.first_round = self.first_round or self._round
-        self.greet(works, min(self._terms.seconds, _GREETING_SECONDS))
-        open_works = dict[int, Work]()
-        for client, work in works.items():
-            if client not in self._node:
-                yield Failure(client, "no node is connected for it")
-            elif client in self._silent and not isinstance(work, TrainCall | ObserveCall):
-                yield Failure(client, "it still owes an answer")
-            else:
-                open_works[client] = work
-        yield from self._exchange(open_works)
+        owing = {c for c in self._silent if not isinstance(works.get(c), TrainCall | ObserveCall)}
+        while works:
+            self.greet(works, min(self._terms.seconds, _GREETING_SECONDS))
+            for client in [c for c in works if c not in self._node or c in owing]:
+                del works[client]
+                is_here = client in self._node
+                why = "it still owes an answer" if is_here else "no node is connected for it"
+                yield Failure(client, why)
+            try:
+                for client, response in self._exchange(dict(works)):
+                    del works[client]
+                    yield response
+            except LostError as lost:  # no node's fault: all have the whole time again
+                log.warning("%s; open calls go out again", lost)
 
     def close(self) -> None:
         """Nothing to close: the carrier is its maker's."""
@@ -109,17 +115,28 @@ class Remote:
         """
         end = time.monotonic() + seconds
         while True:
-            online, now = self._carrier.nodes().keys(), time.monotonic()
+            try:
+                online, now = self._carrier.nodes().keys(), time.monotonic()
+            except LostError:
+                self._greeted.clear()
+                self._greeted_at.clear()
+                continue
             self._node = {c: node for c, node in self._node.items() if node in online}
             tired = {node for node, when in self._refused.items() if now - when < _AGAIN_SECONDS}
             strangers = set(online) - set(self._node.values()) - tired
-            is_complete = all(client in self._node for client in needed)
-            if is_complete or not strangers:
+            may_change = self._may_return(needed, now) or bool(strangers)
+            if not may_change or now > end or all(client in self._node for client in needed):
                 return sorted(self._node)
             self._meet(strangers)
-            if now > end:
-                return sorted(self._node)
             time.sleep(self._terms.poll_seconds)
+
+    def _may_return(self, needed: Collection[int], now: float) -> bool:
+        """Whether a client that was there has been away for a moment only."""
+        self._away |= dict.fromkeys(self._node, math.inf)
+        missing = [c for c in needed if c in self._away and c not in self._node]
+        for client in missing:
+            self._away[client] = min(self._away[client], now)
+        return any(now - self._away[client] < RETURN_SECONDS for client in missing)
 
     def _meet(self, strangers: set[int]) -> None:
         """Greet whoever was not greeted yet, and hear who answers."""
@@ -183,7 +200,7 @@ class Remote:
             self._packed = value, blob.pack(value)
         return self._packed[1]
 
-    def _exchange(self, works: dict[int, Work]) -> Generator[Response, None, None]:
+    def _exchange(self, works: dict[int, Work]) -> Generator[tuple[int, Response], None, None]:
         clients = {self._node[client]: client for client in works}
         parcels = {
             node: seal(self._call(client, works[client]), self._terms.key)
@@ -195,13 +212,13 @@ class Remote:
             if isinstance(answer, str) or answer.client != client:
                 why = answer if isinstance(answer, str) else "it is another client"
                 self._miss(client, why)
-                yield Failure(client, why)
+                yield client, Failure(client, why)
                 continue
             self._silent.discard(client)
             del self._missed[client]
             if isinstance(answer.result, Failed) and answer.result.is_stranger:
                 self._node.pop(client, None)  # greeted again before the next exchange
-            yield response_of(client, self._round, works[client], answer.result)
+            yield client, response_of(client, self._round, works[client], answer.result)
 
     def _call(self, client: int, work: Work) -> Call:
         return Call(self._terms.job, self._terms.session, self._round, client, work)
@@ -229,19 +246,13 @@ class Remote:
         left, calls = dict(parcels), OpenCalls()
         end = time.monotonic() + seconds
         while left and (rest := end - time.monotonic()) > 0:
-            try:
-                calls.look(self._carrier)
-                unsent = {n: p for n, p in left.items() if calls.is_wanted(n)}
-                if unsent:
-                    sent = self._carrier.push(unsent, rest)
-                    calls.send(sent)
-                    self.parcel_bytes["down"] += sum(len(parcels[n]) for n in sent.values())
-                arrived = self._carrier.pull(list(calls.waiting))
-            except LostError as lost:
-                log.warning("%s; open calls go out again", lost)
-                calls = OpenCalls()
-                end = time.monotonic() + seconds  # an outage is no node's fault
-                continue
+            calls.look(self._carrier)
+            unsent = {n: p for n, p in left.items() if calls.is_wanted(n)}
+            if unsent:
+                sent = self._carrier.push(unsent, rest)
+                calls.send(sent)
+                self.parcel_bytes["down"] += sum(len(parcels[n]) for n in sent.values())
+            arrived = self._carrier.pull(list(calls.waiting))
             for message, parcel, error, is_gone in arrived:
                 node = calls.waiting.pop(message, None)
                 if node is None or node not in left or (is_gone and calls.may_return(node)):

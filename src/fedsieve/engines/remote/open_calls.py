@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 _LOOK_SECONDS = 1.0
-_RETURN_SECONDS = 10.0  # for a node that starts again
+RETURN_SECONDS = 15.0  # for a node that starts again
 
 
 class Arrived(NamedTuple):
@@ -74,4 +74,4 @@ class OpenCalls:
 
     def is_given_up(self, node: int) -> bool:
         """Whether a node has been away for too long."""
-        return time.monotonic() - self._gone.get(node, math.inf) > _RETURN_SECONDS
+        return time.monotonic() - self._gone.get(node, math.inf) > RETURN_SECONDS
