@@ -54,7 +54,7 @@ from fedsieve.result import Result
 log = logging.getLogger("fedsieve")
 _RAM_BYTES = 10**9
 _LONGEST_SOCKET = 90  # characters: unix allows a little more than 100
-_MOST_IN_MEMORY = 10**9  # bytes of a round's messages
+_SHARE_OF_MEMORY = 0.25  # for a round's messages
 _MOST_RESTARTS = 3  # before a SuperLink that will not start is given up
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -200,7 +200,9 @@ def _storage(job: Job, folder: Path) -> str:
     """Where messages lie on their way: in memory, which is twice as fast, if there is room."""
     model = tree.size_bytes(job.method.task.init_params(fold(0, "init")))
     cohort = job.config.cohort or job.federation.num_clients
-    return IN_MEMORY if 2 * model * cohort < _MOST_IN_MEMORY else str(folder / "superlink.db")
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    has_room = 2 * model * cohort < _SHARE_OF_MEMORY * there
+    return IN_MEMORY if has_room else str(folder / "superlink.db")
 
 
 def _superlink(server: Server, storage: str, folder: Path, children: Children) -> SuperLink:

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
+import httpx
 from flwr.app import Message
 
 from fedsieve.core.errors import WireError
@@ -70,3 +71,26 @@ def test_a_reply_whose_sender_broke_off_is_said_to_be_gone():
     with pytest.raises(WireError, match="its sender broke off"):
         grid.pull_messages(["m1"])
     assert list(grid.pull_messages(["m1"])) == []
+
+
+@pytest.mark.parametrize(("status", "tries"), [(500, 3), (503, 3), (401, 1)])
+def test_a_call_the_superlink_fails_to_do_is_repeated_and_one_it_refuses_is_not(status, tries):
+    link, calls = Link(), []
+
+    def failing(request):
+        calls.append(request)
+        if len(calls) < 3:
+            asked = httpx.Request("POST", "http://superlink")
+            response = httpx.Response(status, request=asked)
+            raise httpx.HTTPStatusError("no", request=asked, response=response)
+        return Link.PullMessages(link, request)
+
+    link.PullMessages = failing
+    link.has("m1", b"there")
+    grid = RuntimeGrid(link, 1, 1)
+    if tries == 1:
+        with pytest.raises(httpx.HTTPStatusError):
+            grid.pull_messages(["m1"])
+    else:
+        assert len(grid.pull_messages(["m1"])) == 1
+    assert len(calls) == tries

@@ -10,28 +10,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
+from deployment import listening_ports
 from fedsieve.deploy import _sockets
 from fedsieve.engines.flower import private
 from fedsieve.engines.flower.server import SuperLink
 from fedsieve.engines.remote.processes import IN_MEMORY, Children, own_superlink_command
 from fedsieve.engines.remote.signature import fresh_key
-
-_LISTENS = "0A"
-
-
-def listening_ports(process):
-    """TCP ports on which a process listens."""
-    inodes = set()
-    for path in Path(f"/proc/{process}/fd").iterdir():
-        target = str(path.readlink())
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    lines = [
-        line.split()
-        for table in ("tcp", "tcp6")
-        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]
-    ]
-    return [int(f[1].split(":")[1], 16) for f in lines if f[3] == _LISTENS and f[9] in inodes]
 
 
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads /proc")

@@ -609,3 +609,22 @@ def test_a_superlink_that_has_forgotten_all_its_nodes_fails_nobody(tmp_path):
     assert min(deployed.grid.nodes) > 900
     assert there.summary.failed == 0
     assert there.summary.model_hash == absent(job, []).summary.model_hash
+
+
+def test_a_node_that_loses_its_greeting_and_connects_anew_is_greeted_at_once(tmp_path):
+    greeted = []
+
+    def change(client, call, good):
+        if client == 1 and isinstance(call.work, Hello):
+            greeted.append(client)
+            if len(greeted) == 1:
+                deployed.grid.times += 1
+                return None
+        return good
+
+    deployed = Deployed(stateful(rounds=1), tmp_path, change)
+    deployed.grid = Returning(deployed.grid.nodes)
+    start = time.monotonic()
+    assert deployed.play().summary.failed == 0
+    assert len(greeted) == 2
+    assert time.monotonic() - start < 30

@@ -5,11 +5,12 @@ other nodes runs out.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
@@ -17,7 +18,10 @@ from fedsieve.core.errors import WireError
 from fedsieve.engines.flower import private as flwr
 
 _AT_ONCE = 4
+_FAULT_SECONDS = 30.0
 _KEPT_SECONDS = 3600.0  # parts of a reply whose sender has gone
+Request = TypeVar("Request")
+T = TypeVar("T")
 
 
 @dataclass
@@ -39,7 +43,7 @@ class RuntimeGrid(Grid):
 
     def get_nodes(self) -> Iterable[flwr.NodeInfo]:
         """Nodes that are connected."""
-        return list(self._client.GetNodes(flwr.GetNodesRequest()).nodes)
+        return list(_patiently(self._client.GetNodes, flwr.GetNodesRequest()).nodes)
 
     def get_node_ids(self) -> Iterable[int]:
         """Their numbers."""
@@ -54,7 +58,7 @@ class RuntimeGrid(Grid):
             messages_list=[each.announced for each in sent],
             message_object_trees=[each.tree for each in sent],
         )
-        response = self._client.PushMessages(announced)
+        response = _patiently(self._client.PushMessages, announced)
         objects = {name: data for each in sent for name, data in each.objects.items()}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             push = lambda name: self._push(name, objects[name], response.session_id)  # noqa: E731
@@ -67,21 +71,22 @@ class RuntimeGrid(Grid):
         unknown = [name for name in names if name not in self._partial]
         if unknown:
             asked = flwr.PullAppMessagesRequest(message_ids=unknown)
-            found = self._client.PullMessages(asked)
+            found = _patiently(self._client.PullMessages, asked)
             for each, tree in zip(found.messages_list, found.message_object_trees, strict=True):
                 partial = _Partial(tree, flwr.names_of(tree))
                 self._partial[each.metadata.reply_to_message_id] = partial
         return [self._taken(name) for name in names if self._is_complete(name)]
 
     def _push(self, name: str, data: bytes, session: str) -> None:
-        self._client.PushObject(
+        _patiently(
+            self._client.PushObject,
             flwr.PushObjectRequest(
                 node=self._node,
                 run_id=self._run_id,
                 object_id=name,
                 object_content=data,
                 session_id=session,
-            )
+            ),
         )
 
     def _is_complete(self, name: str) -> bool:
@@ -89,8 +94,9 @@ class RuntimeGrid(Grid):
         partial = self._partial.get(name)
         while partial and partial.left:
             piece = partial.left[-1]
-            found = self._client.PullObject(
-                flwr.PullObjectRequest(node=self._node, run_id=self._run_id, object_id=piece)
+            found = _patiently(
+                self._client.PullObject,
+                flwr.PullObjectRequest(node=self._node, run_id=self._run_id, object_id=piece),
             )
             if not found.object_found:
                 del self._partial[name]
@@ -103,10 +109,11 @@ class RuntimeGrid(Grid):
 
     def _taken(self, name: str) -> Message:
         partial = self._partial.pop(name)
-        self._client.ConfirmMessageReceived(
+        _patiently(
+            self._client.ConfirmMessageReceived,
             flwr.ConfirmMessageReceivedRequest(
                 node=self._node, run_id=self._run_id, message_object_id=partial.tree.object_id
-            )
+            ),
         )
         return flwr.whole(partial.tree, partial.objects)
 
@@ -131,3 +138,15 @@ class RuntimeGrid(Grid):
     ) -> Iterable[Message]:
         """Not used: it would wait for the slowest."""
         raise NotImplementedError
+
+
+def _patiently(call: Callable[[Request], T], request: Request) -> T:
+    """Repeat a call that the SuperLink failed to do: its database is locked for a moment."""
+    end = time.monotonic() + _FAULT_SECONDS
+    while True:
+        try:
+            return call(request)
+        except httpx.HTTPStatusError as error:
+            if not error.response.is_server_error or time.monotonic() > end:
+                raise
+            time.sleep(0.2)

@@ -75,6 +75,7 @@ class Remote:
         self._node: dict[int, int] = {}  # by client
         self._greeted: dict[str, int] = {}  # nodes that owe an answer to a greeting, by message
         self._greeted_at: dict[int, float] = {}  # and when each was last greeted
+        self._since: dict[int, str] = {}  # nodes that are connected, and since when
         self._refused: dict[int, float] = {}  # nodes that are no use, and when they said so
         self._silent: set[int] = set()  # clients that owe an answer
         self._away: dict[int, float] = {}  # clients that were there, and since when they are not
@@ -116,12 +117,16 @@ class Remote:
         end = time.monotonic() + seconds
         while True:
             try:
-                online, now = self._carrier.nodes().keys(), time.monotonic()
+                online, now = self._carrier.nodes(), time.monotonic()
             except LostError:
                 self._greeted.clear()
                 self._greeted_at.clear()
                 continue
             self._node = {c: node for c, node in self._node.items() if node in online}
+            for node in [n for n, when in online.items() if self._since.get(n) != when]:
+                self._greeted_at.pop(node, None)  # started again: what it was told is forgotten
+                self._refused.pop(node, None)
+            self._since = dict(online)
             tired = {node for node, when in self._refused.items() if now - when < _AGAIN_SECONDS}
             strangers = set(online) - set(self._node.values()) - tired
             may_change = self._may_return(needed, now) or bool(strangers)
