@@ -169,7 +169,7 @@ def _connected(
     (folder / "tcp.json").unlink(missing_ok=True)  # of the server before
     with Children() as children:
         link = _superlink(server, _storage(job, folder), folder, children)
-        link.admit(list((keys or {}).values()))
+        link.keys = list((keys or {}).values())
         terms = Terms(
             job=_once(folder / "job", lambda: secrets.token_hex(16)),
             session=_next_session(folder / "session"),

@@ -47,7 +47,7 @@ class SuperLink:
     ca: bytes | None = None  # None: no TLS
     secret: bytes = b""  # none on a unix socket, which only this user can open
     runs: list[int] = field(default_factory=list)
-    _admitted: list[Public] = field(default_factory=list)
+    keys: Sequence[Public] = ()  # who may connect
     _open: ExitStack = field(default_factory=ExitStack)  # of the last run
 
     def wait(self, seconds: float, is_hopeless: Callable[[], bool] = lambda: False) -> None:
@@ -68,8 +68,7 @@ class SuperLink:
                 return
 
     def admit(self, keys: Sequence[Public]) -> None:
-        """Let the owners of keys connect, now and after the SuperLink was started again."""
-        self._admitted = list(keys)
+        """Let the owners of keys connect."""
         with self.control() as control:
             for key in keys:
                 pem = key.key.public_bytes(
@@ -87,7 +86,7 @@ class SuperLink:
             self.wait(_START_SECONDS)
             self.close()
             try:
-                self.admit(self._admitted)
+                self.admit(self.keys)  # a SuperLink in memory forgets them when it ends
                 return self._begun()
             except httpx.HTTPError as error:
                 log.warning("the SuperLink began no run (%s); trying again", error)
