@@ -1,6 +1,6 @@
 """Time and memory of a deployment on this machine: `fleet.py --nodes 50`, `fleet.py --width 11000`.
 
-`--width W` takes a network with two hidden layers of W neurons, 4 (W^2 + 75 W) bytes; 11000 are
+`--width W` takes a network with two hidden layers of W neurons, 4 (W^2 + 76 W) bytes; 11000 are
 about 490 MB. Memory is the largest resident set of each program since its start, and for all nodes
 together the proportional set size, in which what processes share counts once.
 """
