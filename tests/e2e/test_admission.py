@@ -22,6 +22,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsieve.engines.flower.carrier import GridCarrier
+from fedsieve.engines.flower.reasons import reason_of
 from fedsieve.engines.flower.server import SuperLink
 from fedsieve.engines.remote import gate
 from fedsieve.engines.remote.certificates import make_all
@@ -172,6 +173,8 @@ def test_a_key_that_nobody_registered_is_turned_away(server):
     with pytest.raises(httpx.HTTPStatusError) as refused:
         server.fleet(stranger).ActivateNode(_activation(stranger))
     assert 400 <= refused.value.response.status_code < 500
+    told = reason_of(refused.value, "server:8443", Path("node-0"))
+    assert "server:8443 does not admit the key node-0/node.pub" in told
 
 
 @pytest.mark.parametrize("is_admitted", [False, True])
