@@ -20,6 +20,7 @@ import socket
 import ssl
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -146,7 +147,7 @@ class Soak:
     def send(self, data, *, is_held):
         context = ssl.create_default_context(cafile=self.folder / "keys" / "server" / "ca.crt")
         try:
-            peer = socket.create_connection(("localhost", self.deployment.port), 3)
+            peer = socket.create_connection(("localhost", self.deployment.port), 0.5)
             if is_held or self.random.random() < 0.5:
                 peer = context.wrap_socket(peer, server_hostname="localhost")
             peer.sendall(data)
@@ -161,7 +162,8 @@ class Soak:
         if name in {"SuperLink", "server"}:
             self.outage(seconds)
         os.kill(process, signal.SIGSTOP)
-        self.later(seconds, self.go_on, process)
+        # By a timer: whatever else waits here, nobody is stopped for longer than is said.
+        threading.Timer(seconds, self.go_on, (process,)).start()
         return f"{name} stopped for {seconds:.0f} s"
 
     def go_on(self, process):
