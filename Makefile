@@ -9,7 +9,7 @@ export FEDSIEVE_DATA ?= $(abspath $(firstword $(wildcard data ../shared/data)))
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test test-matrix e2e check audit licences format package bench bench-wire fuzz docs screenshot clean
+.PHONY: help setup lock demo test test-matrix e2e soak check audit licences format package bench bench-wire fuzz docs screenshot clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,11 @@ test-matrix:  ## run all tests on other pairs of Python and torch: PAIRS="3.11:2
 
 e2e: setup  ## deployments on real processes with faults (10 to 30 minutes)
 	$(BIN)/python -m pytest -m e2e tests/e2e
+
+SOAK_MINUTES ?= 60
+SOAK_SEED ?= 1
+soak: setup  ## a deployment under random kills, stops and garbage: SOAK_MINUTES=60, SOAK_SEED=1
+	$(BIN)/python tests/e2e/soak.py --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
 
 check: setup  ## lint, format, types, import rules, dependencies
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ JOB = SETTINGS | {"clients": 3, "cohort": 3, "rounds": 3}
 FAULTY = Path(__file__).parent / "e2e" / "faulty_node.py"
 SLOW = float(os.environ.get("FEDSIEVE_SLOW", "1"))  # stretches time limits on a loaded machine
 PATIENCE = 600 * SLOW  # seconds
+LISTENS = "0A"  # a state in /proc/net/tcp
 
 
 class Deployment:
@@ -119,3 +120,18 @@ def child_of(process, name):
         if int(parent) == process.pid and name in command:
             return int(path.name)
     return None
+
+
+def listening_ports(process):
+    """TCP ports on which a process listens."""
+    inodes = set()
+    for path in Path(f"/proc/{process}/fd").iterdir():
+        target = str(path.readlink())
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]
+    ]
+    return [int(f[1].split(":")[1], 16) for f in lines if f[3] == LISTENS and f[9] in inodes]

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedsieve.core.errors import WireError
 from fedsieve.deploy import hello_of
 from fedsieve.engines.flower.carrier import pack, unpack
+from fedsieve.engines.flower.private import ErrorCode, NodeInfo, identify
 from fedsieve.engines.remote.desk import Desk
 from fedsieve.engines.remote.dispatch import Terms
 from fedsieve.node import Node, open_job
@@ -22,7 +21,7 @@ class LocalGrid(Grid):
 
     def __init__(self, nodes):
         self.nodes, self.replies, self.pushed = nodes, {}, 0
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        identify(1, 1, 1)
 
     def set_run(self, run):
         raise NotImplementedError
@@ -38,7 +37,7 @@ class LocalGrid(Grid):
         return list(self.nodes)
 
     def get_nodes(self):
-        raise NotImplementedError
+        return [NodeInfo(node_id=node, last_activated_at="1") for node in self.nodes]
 
     def push_messages(self, messages):
         names = []

@@ -1,18 +1,21 @@
 """`fedsieve deploy`: a job whose clients are nodes on other machines.
 
-    RUN/deploy/  job  session  secret  superlink.db  superlink.log  gate.json  gate.log  tcp.json
+    RUN/deploy/  job  session  superlink.db  superlink.log  gate.json  gate.log  tcp.json
+    RUN/deploy/sockets/  superlink  news
     RUN/traffic.json
 
 The SuperLink and the gate are children of this process and are started again if they end.
 """
 
+import hashlib
 import logging
 import os
 import secrets
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,9 @@ import torch
 from fedsieve import api, traffic
 from fedsieve.api import one_thread, settings_of
 from fedsieve.config import make, to_toml
+from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
+from fedsieve.core.keys import fold
 from fedsieve.core.options import in_range
 from fedsieve.engines import disk
 from fedsieve.engines.flower.carrier import GridCarrier
@@ -33,11 +38,11 @@ from fedsieve.engines.remote import gate
 from fedsieve.engines.remote.dispatch import Remote, Terms
 from fedsieve.engines.remote.parcel import Hello
 from fedsieve.engines.remote.processes import (
+    IN_MEMORY,
     Children,
-    free_port,
     gate_command,
     off_proxy,
-    superlink_command,
+    own_superlink_command,
 )
 from fedsieve.engines.remote.signature import Public, read_private, read_public
 from fedsieve.engines.store import Receipt, Stores, open_stores
@@ -48,6 +53,8 @@ from fedsieve.result import Result
 
 log = logging.getLogger("fedsieve")
 _RAM_BYTES = 10**9
+_LONGEST_SOCKET = 90  # characters: unix allows a little more than 100
+_SHARE_OF_MEMORY = 0.25  # for a round's messages
 _MOST_RESTARTS = 3  # before a SuperLink that will not start is given up
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -164,9 +171,8 @@ def _connected(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tcp.json").unlink(missing_ok=True)  # of the server before
     with Children() as children:
-        link = _superlink(server, folder, children)
-        for key in (keys or {}).values():
-            link.admit(key)
+        link = _superlink(server, _storage(job, folder), folder, children)
+        link.keys = list((keys or {}).values())
         terms = Terms(
             job=_once(folder / "job", lambda: secrets.token_hex(16)),
             session=_next_session(folder / "session"),
@@ -177,7 +183,7 @@ def _connected(
             key=None if server.certs is None else read_private(server.certs / "sign"),
             nodes=keys,
         )
-        remote = Connected(GridCarrier(link.connect), terms, link)
+        remote = Connected(GridCarrier(link.connect, _wake(folder)), terms, link)
         _wait_for_nodes(remote, server, job.federation.num_clients)
         try:
             yield remote
@@ -193,18 +199,27 @@ class Connected(Remote):
         self.link = link
 
 
-def _superlink(server: Server, folder: Path, children: Children) -> SuperLink:
+def _storage(job: Job, folder: Path) -> str:
+    """Where messages lie on their way: in memory, which is twice as fast, if there is room."""
+    model = tree.size_bytes(job.method.task.init_params(fold(0, "init")))
+    cohort = job.config.cohort or job.federation.num_clients
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    has_room = 2 * model * cohort < _SHARE_OF_MEMORY * there
+    return IN_MEMORY if has_room else str(folder / "superlink.db")
+
+
+def _superlink(server: Server, storage: str, folder: Path, children: Children) -> SuperLink:
     """A SuperLink of our own behind a gate, or the one that was named."""
     certs = server.certs
-    ca = None if certs is None else (certs / "ca.crt").read_bytes()
     if server.superlink is not None and server.secret is not None:
+        ca = None if certs is None else (certs / "ca.crt").read_bytes()
         named = SuperLink(server.superlink, ca, server.secret.read_bytes())
         named.wait(60)
         return named
-    secret = _once(folder / "secret", lambda: secrets.token_hex(32))
-    port = free_port()
-    children.keep(superlink_command(port, folder, certs), folder / "superlink.log", folder)
-    link = SuperLink(f"127.0.0.1:{port}", ca, secret.encode())
+    sockets = _sockets(folder)
+    command = own_superlink_command(sockets / "superlink", storage, is_trial=certs is None)
+    children.keep(command, folder / "superlink.log", folder)
+    link = SuperLink(f"{gate.UNIX}{sockets / 'superlink'}")
     link.wait(600, lambda: children.restarts > _MOST_RESTARTS)
     ca_file, certificate, key = (
         "" if certs is None else str(certs / name)
@@ -218,10 +233,40 @@ def _superlink(server: Server, folder: Path, children: Children) -> SuperLink:
         certificate=certificate,
         key=key,
         traffic=str(folder / "tcp.json"),
+        news=str(sockets / "news"),
     )
     disk.write(folder / "gate.json", msgspec.json.encode(settings))
     children.keep(gate_command(folder / "gate.json"), folder / "gate.log", folder)
     return link
+
+
+def _sockets(folder: Path) -> Path:
+    """A folder only this user can enter: who opens the SuperLink's socket commands it."""
+    found = folder.absolute() / "sockets"
+    if len(str(found)) > _LONGEST_SOCKET:
+        found = Path(tempfile.gettempdir()) / f"fedsieve-{os.getuid()}" / _short(found)
+        found.parent.mkdir(mode=0o700, exist_ok=True)
+        if found.parent.stat().st_uid != os.getuid():
+            raise ConfigError(f"{found.parent} is not yours. Choose a shorter --out.")
+    found.mkdir(mode=0o700, exist_ok=True)
+    found.chmod(0o700)
+    return found
+
+
+def _short(path: Path) -> str:
+    return hashlib.sha256(str(path).encode()).hexdigest()[:16]
+
+
+def _wake(folder: Path) -> Callable[[], None]:
+    """Tells the gate that there are messages; without it nodes find them some seconds later."""
+    path = _sockets(folder) / "news"
+
+    def wake() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as news, suppress(OSError):
+            news.settimeout(0)
+            news.sendto(b"1", str(path))
+
+    return wake
 
 
 def _check_free(host: str, port: int) -> None:

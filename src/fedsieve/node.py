@@ -2,7 +2,6 @@
 
 import logging
 import os
-import secrets
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,16 +19,14 @@ from fedsieve.data.dataset import Dataset
 from fedsieve.data.partition import alone
 from fedsieve.data.sources import load
 from fedsieve.deploy import LOOPBACK
+from fedsieve.engines.flower.fleet import Fleet
 from fedsieve.engines.flower.node import serve
+from fedsieve.engines.flower.reasons import reason_of
+from fedsieve.engines.remote.certificates import write_key
 from fedsieve.engines.remote.desk import Desk, Opened
 from fedsieve.engines.remote.parcel import Hello
-from fedsieve.engines.remote.processes import (
-    Children,
-    free_port,
-    off_proxy,
-    supernode_command,
-)
-from fedsieve.engines.remote.signature import read_private, read_public
+from fedsieve.engines.remote.processes import off_proxy
+from fedsieve.engines.remote.signature import Private, fresh_key, read_private, read_public
 from fedsieve.engines.site import Wire
 from fedsieve.job import build
 
@@ -73,17 +70,20 @@ def run(node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
     own = None if node.certs is None else read_private(node.certs / "node")
     theirs = None if node.certs is None else read_public(node.certs / "server.pub")
     desk = Desk(node.client, node.store, lambda hello: open_job(node, hello), own, theirs)
-    port = free_port()
     os.environ.update(off_proxy())
-    command = supernode_command(node.server, port, node.store, node.certs)
-    with claimed(node.store, node.client), one_thread(), Children() as children:
-        secret = secrets.token_bytes(32)
-        path = node.store / "secret"
-        path.touch(mode=0o600)
-        path.write_bytes(secret)
-        children.keep(command, node.store / "supernode.log", node.store)
+    with claimed(node.store, node.client), one_thread():
         log.info("client %d looks for jobs at %s; Ctrl-C ends it", node.client, node.server)
-        serve(f"127.0.0.1:{port}", secret, desk.answer, is_over)
+        ca = None if node.certs is None else (node.certs / "ca.crt").read_bytes()
+        fleet = Fleet(node.server, ca, own or _trial_key(node.store), node.store)
+        serve(fleet, desk.answer, is_over, lambda error: reason_of(error, node.server, node.certs))
+
+
+def _trial_key(store: Path) -> Private:
+    """The key of a node without one: it stays the same node when it is started again."""
+    path = store / "trial-key"
+    if not path.exists():
+        write_key(path, fresh_key())
+    return read_private(path)
 
 
 @contextmanager

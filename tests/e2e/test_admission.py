@@ -22,6 +22,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsieve.engines.flower.carrier import GridCarrier
+from fedsieve.engines.flower.reasons import reason_of
 from fedsieve.engines.flower.server import SuperLink
 from fedsieve.engines.remote import gate
 from fedsieve.engines.remote.certificates import make_all
@@ -68,11 +69,10 @@ class Server:
         self.link.wait(600)
         door(self, folder, children, inner)
         own = read_private(folder / "keys" / "node-0" / "node")
-        self.link.admit(own.public)
-        self.link.admit(own.public)  # as after a restart: a key that is known is no error
-        self.honest = self.fleet(own)
         self.other = read_private(folder / "keys" / "node-1" / "node")  # admitted as well
-        self.link.admit(self.other.public)
+        for _ in range(2):  # as after a restart: a key that is known is no error
+            self.link.admit([own.public, self.other.public])
+        self.honest = self.fleet(own)
         end = time.monotonic() + 120
         while True:
             try:
@@ -158,7 +158,7 @@ def test_no_key_can_be_registered_no_run_started_and_no_task_taken(server):
         for path in TRICKS:
             url = f"https://localhost:{server.port}{path}"
             assert peer.post(url, content=bodies.get(path, b"")).status_code == 404, path
-    runs = server.link._control().ListRuns(ListRunsRequest()).run_dict
+    runs = server.link.control().ListRuns(ListRunsRequest()).run_dict
     assert set(runs) == set(server.link.runs)
 
 
@@ -173,6 +173,8 @@ def test_a_key_that_nobody_registered_is_turned_away(server):
     with pytest.raises(httpx.HTTPStatusError) as refused:
         server.fleet(stranger).ActivateNode(_activation(stranger))
     assert 400 <= refused.value.response.status_code < 500
+    told = reason_of(refused.value, "server:8443", Path("node-0"))
+    assert "server:8443 does not admit the key node-0/node.pub" in told
 
 
 @pytest.mark.parametrize("is_admitted", [False, True])

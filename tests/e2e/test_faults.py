@@ -7,6 +7,7 @@ thresholds that are averaged. `model_hash` covers the two, of all clients and th
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -14,7 +15,7 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 import msgspec
 
-from deployment import SLOW, Deployment, child_of
+from deployment import SLOW, Deployment, child_of, listening_ports
 from fedsieve.engines.remote import gate
 from fedsieve.engines.remote.processes import (
     Children,
@@ -102,31 +103,70 @@ def test_a_superlink_that_is_killed_is_started_again_and_nothing_is_lost(tmp_pat
         server = deployment.server()
         deployment.nodes()
         deployment.wait_until(lambda: len(deployment.rows()) >= 1, "round 1")
-        os.kill(child_of(server, "flower-superlink"), signal.SIGKILL)
+        os.kill(child_of(server, "flower.private"), signal.SIGKILL)
         there = deployment.finish(server)
     assert lost(deployment) == {}
     assert there["model_hash"] == deployment.here().summary.model_hash
     assert [row["round"] for row in deployment.rows()] == [1, 2, 3, 4]
 
 
-def test_a_node_killed_in_a_round_comes_back_with_its_state(tmp_path):
-    with Deployment(tmp_path, method="spafl", rounds=12, eval_every=12) as deployment:
-        server = deployment.server("--round-timeout", 25 * SLOW)
+def test_a_node_killed_in_a_round_comes_back_with_its_state_and_counts(tmp_path):
+    with Deployment(tmp_path, method="spafl", rounds=5, eval_every=5) as deployment:
+        server = deployment.server("--round-timeout", 240 * SLOW)
         for client in (0, 2):
             deployment.node(client)
-        victim = deployment.node(1, {"sleep": [2, 300 * SLOW]})
+        victim = deployment.node(1, {"sleep": [2, 600 * SLOW]})
         deployment.wait_until(lambda: "asleep" in deployment.log_of("node-1"), "round 2")
         kept = list((tmp_path / "store-1").glob("jobs/*/states/*"))
         assert len(kept) == 1
         victim.kill()
         victim.wait()
-        deployment.node(1)
+        deployment.node(1)  # gets the call again
+        there = deployment.finish(server)
+    assert lost(deployment) == {}
+    assert there["model_hash"] == deployment.here().summary.model_hash
+
+
+def test_a_node_that_stays_away_is_left_out_before_the_time_is_up(tmp_path):
+    with Deployment(tmp_path, method="spafl", rounds=4, eval_every=4) as deployment:
+        server = deployment.server("--round-timeout", 600 * SLOW)
+        for client in (0, 2):
+            deployment.node(client)
+        victim = deployment.node(1, {"sleep": [2, 600 * SLOW]})
+        deployment.wait_until(lambda: "asleep" in deployment.log_of("node-1"), "round 2")
+        victim.kill()
+        there = deployment.finish(server)
+    assert lost(deployment) == {2: [1], 3: [1], 4: [1]}
+    assert deployment.rows()[1]["seconds"] < 200 * SLOW  # a minute, and some to come back
+    assert there["model_hash"] == deployment.here().summary.model_hash
+
+
+def test_a_node_that_was_stopped_for_long_answers_in_time_again(tmp_path):
+    with Deployment(tmp_path, method="spafl", rounds=60, eval_every=60) as deployment:
+        server = deployment.server("--round-timeout", 10 * SLOW)
+        nodes = deployment.nodes()
+        deployment.wait_until(lambda: len(deployment.rows()) >= 2, "round 2")
+        os.kill(nodes[1].pid, signal.SIGSTOP)
+        time.sleep(80)  # longer than any heartbeat
+        os.kill(nodes[1].pid, signal.SIGCONT)
         there = deployment.finish(server)
     missed = lost(deployment)
-    assert missed[2] == [1]
     assert all(clients == [1] for clients in missed.values())
-    assert 12 not in missed  # it is back
+    assert max(missed) - min(missed) + 1 == len(missed)  # once, and not again
+    assert max(missed) < 60
     assert there["model_hash"] == deployment.here().summary.model_hash
+
+
+def test_other_processes_of_the_machine_get_nothing_from_the_server(tmp_path):
+    with Deployment(tmp_path, method="fedavg", rounds=3) as deployment:
+        server = deployment.server()
+        nodes = deployment.nodes()
+        deployment.wait_until(lambda: len(deployment.rows()) >= 1, "round 1")
+        children = [child_of(server, name) for name in ("flower.private", "remote.gate")]
+        ports = {p for process in (server.pid, *children) for p in listening_ports(process)}
+        assert ports == {deployment.port}
+        assert not any(listening_ports(node.pid) for node in nodes)
+        deployment.finish(server)
 
 
 def test_the_first_to_answer_count_and_the_record_replays_to_the_same_bits(tmp_path):

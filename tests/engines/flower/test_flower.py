@@ -9,15 +9,22 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
+import fedsieve
 from fedsieve.core.errors import ConfigError
 from fedsieve.engines import flower
+from fedsieve.engines.flower import private
 from fedsieve.engines.flower.carrier import GridCarrier
 from fedsieve.engines.remote import versions
-from fedsieve.engines.remote.dispatch import Arrived, LostError
+from fedsieve.engines.remote.open_calls import Arrived, LostError
 from grid import LocalGrid
 
 HERE = Path(flower.__file__).parent
-PUBLIC = {"flwr.app", "flwr.serverapp"}
+SOURCE = Path(fedsieve.__file__).parent
+PUBLIC = {
+    "flwr": {"flwr.app", "flwr.serverapp"},
+    "uvicorn": {"uvicorn"},
+    "httpx": {"httpx"},
+}
 
 
 def imported(text):
@@ -28,13 +35,23 @@ def imported(text):
             yield from (name.name for name in node.names)
 
 
-def test_the_list_of_private_modules_is_what_is_imported():
-    found = {m for path in HERE.glob("*.py") for m in imported(path.read_text())}
-    assert {m for m in found if m.split(".")[0] == "flwr"} - PUBLIC == set(flower.PRIVATE)
+def private_imports(path):
+    """Modules of other projects that are not of their public interface."""
+    return {
+        module
+        for module in imported(path.read_text())
+        if module.split(".")[0] in PUBLIC and module not in PUBLIC[module.split(".")[0]]
+    }
 
 
-def test_all_that_knows_flower_is_under_400_lines():
-    assert sum(len(path.read_text().splitlines()) for path in HERE.glob("*.py")) < 400
+def test_one_file_alone_goes_beyond_public_interfaces():
+    found = {p.relative_to(SOURCE).as_posix() for p in SOURCE.rglob("*.py") if private_imports(p)}
+    assert found == {"engines/flower/private.py"}
+
+
+def test_each_private_module_that_is_imported_has_its_reason():
+    assert private_imports(HERE / "private.py") == set(private.PRIVATE)
+    assert all(len(reason) > 10 for reason in private.PRIVATE.values())
 
 
 @pytest.mark.parametrize("version", ["1.40.9", "1.43.0", "1.4.1", "2.41.0"])

@@ -1,6 +1,7 @@
 """Desk and dispatch: what is lost, late, stale, forged or repeated leaves no trace in the run."""
 
 import json
+import logging
 import math
 import time
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
+from flwr.app import Error, Message
+
 from fedsieve import api
 from fedsieve.api import Watcher
 from fedsieve.config import make, to_toml
@@ -22,13 +25,17 @@ from fedsieve.core.message import Params
 from fedsieve.deploy import hello_of, receipts
 from fedsieve.engines import blob
 from fedsieve.engines.flower.carrier import GridCarrier
+from fedsieve.engines.flower.private import ErrorCode, NodeInfo
 from fedsieve.engines.folder import RunFolder
+from fedsieve.engines.remote import dispatch, open_calls
 from fedsieve.engines.remote.desk import Desk
-from fedsieve.engines.remote.dispatch import LostError, Remote
+from fedsieve.engines.remote.dispatch import Remote
+from fedsieve.engines.remote.open_calls import LostError
 from fedsieve.engines.remote.parcel import (
     Answer,
     Call,
     Failed,
+    Hello,
     Here,
     Scored,
     TrainCall,
@@ -464,3 +471,160 @@ def test_a_store_is_of_one_client_and_one_process(tmp_path):
             claimed(tmp_path, 1).__enter__()
     with pytest.raises(ConfigError, match="states of client 1, not of 2"):
         claimed(tmp_path, 2).__enter__()
+
+
+def test_a_client_that_never_answers_is_named_with_the_way_out(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "fedsieve")
+
+    def change(client, call, good):
+        return None if client == 1 and isinstance(call.work, TrainCall) and call.round < 6 else good
+
+    job = stateful(rounds=7)
+    there = Deployed(job, tmp_path, change, seconds=0.3).play()
+    assert [row.lost for row in there.rows] == [[1]] * 5 + [[], []]
+    named = [r.getMessage() for r in caplog.records if "times in a row" in r.getMessage()]
+    assert len(named) == 1  # after the third
+    assert "client 1 has not answered 3 times in a row (no answer within 0.3 s)" in named[0]
+    assert "start it again" in named[0]
+    assert "--round-timeout" in named[0]
+
+
+def test_a_client_that_never_answers_is_greeted_anew(tmp_path):
+    greeted = []
+
+    def change(client, call, good):
+        greeted.extend([client] if isinstance(call.work, Hello) else [])
+        return None if client == 1 and isinstance(call.work, TrainCall) and call.round < 4 else good
+
+    Deployed(stateful(rounds=5), tmp_path, change, seconds=0.3).play()
+    assert sorted(greeted) == [0, 1, 1, 2]
+
+
+class Returning(LocalGrid):
+    """Node 101 loses its second message, and connects anew."""
+
+    times = 1
+
+    def get_nodes(self):
+        when = {101: str(self.times)}
+        return [NodeInfo(node_id=n, last_activated_at=when.get(n, "1")) for n in self.nodes]
+
+
+def test_a_node_that_connects_anew_gets_its_call_again_and_works_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_calls, "_LOOK_SECONDS", 0.0)
+    calls = []
+
+    def change(client, call, good):
+        if client == 1 and is_training(call, 2):
+            calls.append(good)
+            if len(calls) == 1:  # what it sent is lost with its connection
+                deployed.grid.times += 1
+                return None
+        return good
+
+    job = stateful()
+    deployed = Deployed(job, tmp_path, change, keys=keys())
+    deployed.grid = Returning(deployed.grid.nodes)
+    there = deployed.play()
+    assert [row.lost for row in there.rows] == [[], [], [], []]
+    assert there.summary.model_hash == absent(job, []).summary.model_hash
+    assert len(calls) == 2
+    assert calls[0] == calls[1]  # the second is kept, not made again: signatures would differ
+
+
+class Flickering(LocalGrid):
+    """Node 101 is said to be gone once, and for good if `is_final`."""
+
+    is_final, said = False, 0
+
+    def get_nodes(self):
+        is_away = self.is_final and self.said
+        return [n for n in super().get_nodes() if n.node_id != 101 or not is_away]
+
+    def pull_messages(self, message_ids):
+        found = super().pull_messages(message_ids)
+        for place, reply in enumerate(found):
+            if reply.metadata.src_node_id == 101 and self.pushed > 5 and self.said < 1:
+                self.said += 1
+                gone = Error(code=ErrorCode.NODE_UNAVAILABLE, reason="gone")
+                found[place] = Message(gone, metadata=reply.metadata)
+        return found
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_node_that_is_away_for_a_moment_is_waited_for(is_final, tmp_path, monkeypatch):
+    monkeypatch.setattr(open_calls, "RETURN_SECONDS", 0.3)
+    monkeypatch.setattr(dispatch, "RETURN_SECONDS", 0.3)
+    job = stateful()
+    deployed = Deployed(job, tmp_path)
+    deployed.grid = Flickering(deployed.grid.nodes)
+    deployed.grid.is_final = is_final
+    start = time.monotonic()
+    there = deployed.play()
+    assert deployed.grid.said == 1
+    assert there.summary.failed == (4 if is_final else 0)  # from the first round on
+    assert time.monotonic() - start < 20  # it is not waited for to the end of the round
+
+
+def test_a_wrong_client_number_is_told_to_the_node_in_words(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "fedsieve")
+    job, signing = stateful(rounds=1), keys()
+    own = Node(server="localhost:1", client=0, data="job", store=tmp_path / "wrong")
+    wrong = Desk(
+        0, own.store, lambda hello: open_job(own, hello), signing[1], signing["server"].public
+    )
+    honest = desks(job, tmp_path / "nodes", signing, signing["server"].public)
+    deployed = Deployed(job, tmp_path, keys=signing, desks={0: honest[0], 1: wrong, 2: honest[2]})
+    there = deployed.play()
+    assert there.rows[0].lost == [1]
+    told = [r.getMessage() for r in caplog.records if "does not take this node" in r.getMessage()]
+    assert len(told) == 1
+    assert "It says it is client 0, and signs with the key of client 1" in told[0]
+    assert "--client-id 1" in told[0]
+    parts = [r.getMessage() for r in caplog.records if "takes part in" in r.getMessage()]
+    assert len(parts) == 2  # the two that do
+
+
+class Restarted(GridCarrier):
+    """A SuperLink that has forgotten all: nodes come back a little later, under other numbers."""
+
+    is_lost, back_at = False, 0.0
+
+    def nodes(self):
+        return {} if time.monotonic() < self.back_at else super().nodes()
+
+    def pull(self, messages):
+        if not self.is_lost and self._grid.pushed > 6:
+            self.is_lost, self.back_at = True, time.monotonic() + 0.5
+            self._grid.replies.clear()
+            self._grid.nodes = {node + 900: answer for node, answer in self._grid.nodes.items()}
+            raise LostError("gone")
+        return super().pull(messages)
+
+
+def test_a_superlink_that_has_forgotten_all_its_nodes_fails_nobody(tmp_path):
+    job = stateful()
+    deployed = Deployed(job, tmp_path, carrier=Restarted)
+    there = deployed.play()
+    assert min(deployed.grid.nodes) > 900
+    assert there.summary.failed == 0
+    assert there.summary.model_hash == absent(job, []).summary.model_hash
+
+
+def test_a_node_that_loses_its_greeting_and_connects_anew_is_greeted_at_once(tmp_path):
+    greeted = []
+
+    def change(client, call, good):
+        if client == 1 and isinstance(call.work, Hello):
+            greeted.append(client)
+            if len(greeted) == 1:
+                deployed.grid.times += 1
+                return None
+        return good
+
+    deployed = Deployed(stateful(rounds=1), tmp_path, change)
+    deployed.grid = Returning(deployed.grid.nodes)
+    start = time.monotonic()
+    assert deployed.play().summary.failed == 0
+    assert len(greeted) == 2
+    assert time.monotonic() - start < 30

@@ -8,7 +8,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsieve.core.errors import WireError
-from fedsieve.engines.remote.dispatch import Arrived, LostError
+from fedsieve.engines.flower.private import ErrorCode
+from fedsieve.engines.remote.open_calls import Arrived, LostError
 
 log = logging.getLogger("fedsieve")
 _NAME, _STYPE = "fedsieve", "fedsieve.parcel"
@@ -39,19 +40,25 @@ def unpack(content: RecordDict) -> bytes:
 
 
 class GridCarrier:
-    """Parcels over a grid, and over a new one when the connection is lost."""
+    """Parcels over a grid, and over a new one when the connection is lost.
 
-    def __init__(self, connect: Callable[[], Grid]) -> None:
-        self._connect = connect
+    Args:
+        connect: makes a grid.
+        wake: tells whoever waits for nodes that there is something to fetch.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Grid], wake: Callable[[], None] = lambda: None
+    ) -> None:
+        self._connect, self._wake = connect, wake
         self._grid = connect()
         self._is_wary = False  # some node sends what Flower itself cannot read
 
-    def nodes(self) -> list[int]:
-        while True:
-            try:
-                return list(self._grid.get_node_ids())
-            except httpx.HTTPError as error:
-                self._lost(error)
+    def nodes(self) -> dict[int, str]:
+        try:
+            return {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
 
     def push(self, parcels: Mapping[int, bytes], seconds: float) -> dict[str, int]:
         messages = [
@@ -62,6 +69,7 @@ class GridCarrier:
             names = list(self._grid.push_messages(messages))
         except httpx.HTTPError as error:
             raise self._lost(error) from error
+        self._wake()
         return {name: node for name, node in zip(names, parcels, strict=True) if name}
 
     def pull(self, messages: Iterable[str]) -> list[Arrived]:
@@ -90,7 +98,8 @@ def _arrived(reply: Message) -> Arrived:
     # Not the sender's number: for a node that is gone the SuperLink answers in its place.
     name = reply.metadata.reply_to_message_id
     if reply.has_error():
-        return Arrived(name, b"", f"Flower error {reply.error.code}: {reply.error.reason}")
+        reason = f"Flower error {reply.error.code}: {reply.error.reason}"
+        return Arrived(name, b"", reason, reply.error.code == ErrorCode.NODE_UNAVAILABLE)
     try:
         return Arrived(name, unpack(reply.content))
     except WireError as error:

@@ -33,6 +33,7 @@ from fedsieve.engines.remote.parcel import (
     Failed,
     Hello,
     Here,
+    Notice,
     ObserveCall,
     Refused,
     Result,
@@ -64,6 +65,7 @@ from fedsieve.engines.store import ClientStore, Stores, open_stores
 
 log = logging.getLogger("fedsieve")
 _RAM_BYTES = 10**9
+_KEPT_BYTES = 2**26
 
 
 class Opened(NamedTuple):
@@ -122,6 +124,8 @@ class Desk:
         self._client, self._folder, self._open_job = client, folder, open_job
         self._own, self._server = own, server
         self._work: dict[str, _Work] = {}
+        self._last = b"", b""  # call and answer: a call that is sent again is not worked on again
+        self._taken = ""  # the job this node takes part in
 
     def answer(self, parcel: bytes) -> bytes:
         """The answer to a call; whatever goes wrong is part of it.
@@ -130,6 +134,8 @@ class Desk:
             WireError: the parcel is not a call that the server has signed.
         """
         call = unseal(parcel, Call, self._server)
+        if (call_mark := mark(parcel)) == self._last[0]:
+            return self._last[1]
         try:
             result = self._result(call)
         except FedsieveError as error:
@@ -137,7 +143,10 @@ class Desk:
         except Exception as error:
             log.exception("a call failed")  # the owner's function for data, or a full disk
             result = Failed(f"{type(error).__name__}: {error}")
-        return seal(Answer(mark(parcel), self._client, result), self._own)
+        answer = seal(Answer(call_mark, self._client, result), self._own)
+        is_kept = isinstance(result, Trained | Saw) and len(answer) < _KEPT_BYTES
+        self._last = (call_mark, answer) if is_kept else (b"", b"")
+        return answer
 
     def _result(self, call: Call) -> Result:
         if not re.fullmatch("[0-9a-f]{32}", call.job):
@@ -145,7 +154,10 @@ class Desk:
         folder = self._folder / "jobs" / call.job
         if isinstance(call.work, Hello):
             self._greet(call.job, call.work, folder)
-            log.info("ready for job %s", call.job)
+            log.info("asked to take part in job %s", call.job)
+            return Here()
+        if isinstance(call.work, Notice):
+            log.warning("the server does not take this node: %s", call.work.text)
             return Here()
         if call.client != self._client:
             return Failed(f"the call is for client {call.client}, this is {self._client}.")
@@ -154,6 +166,9 @@ class Desk:
         memory = _read(folder / "memory.msgpack", Memory, Memory())
         if (call.session, call.round) < memory.newest:
             return Failed(f"round {call.round} is over: {memory.newest[1]} has been answered.")
+        if call.job != self._taken:
+            log.info("takes part in job %s", call.job)
+            self._taken = call.job
         work = self._opened(call.job, folder)
         work.site.learn(memory.schemas)
         held = {number: Packed(bits, size) for number, bits, size in memory.masks}

@@ -6,14 +6,16 @@ repeat, so a carrier that loses its connection makes a new one and the open call
 """
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from fedsieve.core.errors import WireError
 from fedsieve.engines import blob
+from fedsieve.engines.remote.open_calls import RETURN_SECONDS, Carrier, LostError, OpenCalls
 from fedsieve.engines.remote.parcel import (
     Answer,
     Call,
@@ -22,6 +24,7 @@ from fedsieve.engines.remote.parcel import (
     Failed,
     Hello,
     Here,
+    Notice,
     ObserveCall,
     TrainCall,
     Work,
@@ -45,32 +48,8 @@ from fedsieve.engines.site import (
 log = logging.getLogger("fedsieve")
 _GREETING_SECONDS = 60.0
 _AGAIN_SECONDS = 60.0
+_MANY_MISSED = 3
 _HELLO_SECONDS = 3600.0  # a greeting is valid while a node loads its data
-
-
-class Arrived(NamedTuple):
-    """An answer to a message, or why there is none."""
-
-    message: str  # what it answers
-    parcel: bytes
-    error: str = ""
-
-
-class LostError(Exception):
-    """The connection is gone with all messages under way; the carrier has made a new one."""
-
-
-class Carrier(Protocol):
-    """Brings parcels to nodes and answers back."""
-
-    def nodes(self) -> list[int]:
-        """Nodes that are connected now."""
-
-    def push(self, parcels: Mapping[int, bytes], seconds: float) -> dict[str, int]:
-        """Send a parcel to each node; names of messages by node. They expire after `seconds`."""
-
-    def pull(self, messages: Iterable[str]) -> list[Arrived]:
-        """Answers that have arrived; each is handed out once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +62,7 @@ class Terms:
     num_clients: int
     seconds: float = 600.0  # for an exchange
     limit_bytes: int = 2**31
-    poll_seconds: float = 0.2
+    poll_seconds: float = 0.1
     key: Private | None = None
     nodes: Mapping[int, Public] | None = None  # by client; None in a trial without keys
 
@@ -96,8 +75,11 @@ class Remote:
         self._node: dict[int, int] = {}  # by client
         self._greeted: dict[str, int] = {}  # nodes that owe an answer to a greeting, by message
         self._greeted_at: dict[int, float] = {}  # and when each was last greeted
+        self._since: dict[int, str] = {}  # nodes that are connected, and since when
         self._refused: dict[int, float] = {}  # nodes that are no use, and when they said so
         self._silent: set[int] = set()  # clients that owe an answer
+        self._away: dict[int, float] = {}  # clients that were there, and since when they are not
+        self._missed: Counter[int] = Counter()  # rounds in a row without one
         self._round = self.first_round = 0
         self._packed: tuple[Any, bytes] = (None, b"")
         self.parcel_bytes: Counter[str] = Counter()
@@ -105,16 +87,20 @@ class Remote:
     def __call__(self, requests: Iterable[Request]) -> Generator[Response, None, None]:
         works = {client: work for r in requests for client, work in self._works(r)}
         self.first_round = self.first_round or self._round
-        self.greet(works, min(self._terms.seconds, _GREETING_SECONDS))
-        open_works = dict[int, Work]()
-        for client, work in works.items():
-            if client not in self._node:
-                yield Failure(client, "no node is connected for it")
-            elif client in self._silent and not isinstance(work, TrainCall | ObserveCall):
-                yield Failure(client, "it still owes an answer")
-            else:
-                open_works[client] = work
-        yield from self._exchange(open_works)
+        owing = {c for c in self._silent if not isinstance(works.get(c), TrainCall | ObserveCall)}
+        while works:
+            self.greet(works, min(self._terms.seconds, _GREETING_SECONDS))
+            for client in [c for c in works if c not in self._node or c in owing]:
+                del works[client]
+                is_here = client in self._node
+                why = "it still owes an answer" if is_here else "no node is connected for it"
+                yield Failure(client, why)
+            try:
+                for client, response in self._exchange(dict(works)):
+                    del works[client]
+                    yield response
+            except LostError as lost:  # no node's fault: all have the whole time again
+                log.warning("%s; open calls go out again", lost)
 
     def close(self) -> None:
         """Nothing to close: the carrier is its maker's."""
@@ -130,17 +116,32 @@ class Remote:
         """
         end = time.monotonic() + seconds
         while True:
-            online, now = self._carrier.nodes(), time.monotonic()
+            try:
+                online, now = self._carrier.nodes(), time.monotonic()
+            except LostError:
+                self._greeted.clear()
+                self._greeted_at.clear()
+                continue
             self._node = {c: node for c, node in self._node.items() if node in online}
+            for node in [n for n, when in online.items() if self._since.get(n) != when]:
+                self._greeted_at.pop(node, None)  # started again: what it was told is forgotten
+                self._refused.pop(node, None)
+            self._since = dict(online)
             tired = {node for node, when in self._refused.items() if now - when < _AGAIN_SECONDS}
             strangers = set(online) - set(self._node.values()) - tired
-            is_complete = all(client in self._node for client in needed)
-            if is_complete or not strangers:
+            may_change = self._may_return(needed, now) or bool(strangers)
+            if not may_change or now > end or all(client in self._node for client in needed):
                 return sorted(self._node)
             self._meet(strangers)
-            if now > end:
-                return sorted(self._node)
             time.sleep(self._terms.poll_seconds)
+
+    def _may_return(self, needed: Collection[int], now: float) -> bool:
+        """Whether a client that was there has been away for a moment only."""
+        self._away |= dict.fromkeys(self._node, math.inf)
+        missing = [c for c in needed if c in self._away and c not in self._node]
+        for client in missing:
+            self._away[client] = min(self._away[client], now)
+        return any(now - self._away[client] < RETURN_SECONDS for client in missing)
 
     def _meet(self, strangers: set[int]) -> None:
         """Greet whoever was not greeted yet, and hear who answers."""
@@ -160,7 +161,7 @@ class Remote:
             self._greeted.clear()
             self._greeted_at.clear()
             return
-        for message, answered, error in arrived:
+        for message, answered, error, _ in arrived:
             node = self._greeted.pop(message, None)
             if node is None:  # no message of ours
                 continue
@@ -172,6 +173,16 @@ class Remote:
                 self._refused[node] = time.monotonic()
                 why = answer.result if isinstance(answer, Answer) else answer
                 log.warning("node %d does not take part: %s", node, why)
+                if isinstance(answer, str) and not error:
+                    self._tell(node, answer)
+
+    def _tell(self, node: int, why: str) -> None:
+        """Let a node's operator know why it is not taken."""
+        call = Call(self._terms.job, self._terms.session, 0, -1, Notice(why))
+        try:
+            self._carrier.push({node: seal(call, self._terms.key)}, _AGAIN_SECONDS)
+        except LostError:
+            log.debug("node %d was not told", node)
 
     def _works(self, request: Request) -> list[tuple[int, Work]]:
         """What is asked of whom; an evaluation of several shards is one call to each."""
@@ -194,7 +205,7 @@ class Remote:
             self._packed = value, blob.pack(value)
         return self._packed[1]
 
-    def _exchange(self, works: dict[int, Work]) -> Generator[Response, None, None]:
+    def _exchange(self, works: dict[int, Work]) -> Generator[tuple[int, Response], None, None]:
         clients = {self._node[client]: client for client in works}
         parcels = {
             node: seal(self._call(client, works[client]), self._terms.key)
@@ -204,43 +215,59 @@ class Remote:
         for node, answer in self._ask(parcels, self._terms.seconds):
             client = clients[node]
             if isinstance(answer, str) or answer.client != client:
-                yield Failure(client, answer if isinstance(answer, str) else "it is another client")
+                why = answer if isinstance(answer, str) else "it is another client"
+                self._miss(client, why)
+                yield client, Failure(client, why)
                 continue
             self._silent.discard(client)
+            del self._missed[client]
             if isinstance(answer.result, Failed) and answer.result.is_stranger:
                 self._node.pop(client, None)  # greeted again before the next exchange
-            yield response_of(client, self._round, works[client], answer.result)
+            yield client, response_of(client, self._round, works[client], answer.result)
 
     def _call(self, client: int, work: Work) -> Call:
         return Call(self._terms.job, self._terms.session, self._round, client, work)
+
+    def _miss(self, client: int, why: str) -> None:
+        """Count answers that did not come; a client that owes several is greeted anew."""
+        self._missed[client] += 1
+        if self._missed[client] % _MANY_MISSED == 0:
+            log.warning(
+                "client %d has not answered %d times in a row (%s). It is greeted anew; if that "
+                "does not help, look at the log of its `fedsieve node` and start it again, or give "
+                "it more time with --round-timeout.",
+                client,
+                self._missed[client],
+                why,
+            )
+            node = self._node.pop(client, None)
+            self._greeted_at.pop(-1 if node is None else node, None)
 
     def _ask(
         self, parcels: dict[int, bytes], seconds: float
     ) -> Generator[tuple[int, Answer | str], None, None]:
         """Every node with its answer or the reason why it has none, as they come."""
         marks = {node: mark(parcel) for node, parcel in parcels.items()}
-        left, waiting = dict(parcels), dict[str, int]()
+        left, calls = dict(parcels), OpenCalls()
         end = time.monotonic() + seconds
         while left and (rest := end - time.monotonic()) > 0:
-            try:
-                unsent = {n: p for n, p in left.items() if n not in waiting.values()}
-                if unsent:
-                    sent = self._carrier.push(unsent, rest)
-                    waiting |= sent
-                    self.parcel_bytes["down"] += sum(len(parcels[n]) for n in sent.values())
-                arrived = self._carrier.pull(list(waiting))
-            except LostError as lost:
-                log.warning("%s; open calls go out again", lost)
-                waiting.clear()
-                end = time.monotonic() + seconds  # an outage is no node's fault
-                continue
-            for message, parcel, error in arrived:
-                node = waiting.pop(message, None)
-                if node is None:  # no message of ours
-                    continue
+            calls.look(self._carrier)
+            unsent = {n: p for n, p in left.items() if calls.is_wanted(n)}
+            if unsent:
+                sent = self._carrier.push(unsent, rest)
+                calls.send(sent)
+                self.parcel_bytes["down"] += sum(len(parcels[n]) for n in sent.values())
+            arrived = self._carrier.pull(list(calls.waiting))
+            for message, parcel, error, is_gone in arrived:
+                node = calls.waiting.pop(message, None)
+                if node is None or node not in left or (is_gone and calls.may_return(node)):
+                    continue  # no message of ours, or one that goes out again
                 del left[node]
                 self.parcel_bytes["up"] += len(parcel)
                 yield node, error or self._opened(node, parcel, marks[node])
+            for node in [n for n in left if calls.is_given_up(n)]:
+                del left[node]
+                yield node, "it has disconnected"
             if left and not arrived:
                 time.sleep(self._terms.poll_seconds)
         yield from ((node, f"no answer within {seconds:g} s") for node in left)
@@ -261,9 +288,26 @@ class Remote:
         keys = self._terms.nodes
         if keys is not None and client not in keys:
             raise WireError(f"client {client} has no key here.")
-        answer = unseal(parcel, Answer, None if keys is None else keys[client])
+        try:
+            answer = unseal(parcel, Answer, None if keys is None else keys[client])
+        except WireError as error:
+            raise WireError(f"{error}{self._owner(parcel, client)}") from error
         if answer.call != call:
             raise WireError("it answers another call.")
         if self._node.get(client, node) != node:
             raise WireError(f"it speaks for client {client}, which is on another node.")
         return answer
+
+    def _owner(self, parcel: bytes, client: int) -> str:
+        """Whose key a parcel is signed with, if it is not that of the client it names."""
+        for other, key in (self._terms.nodes or {}).items():
+            try:
+                unseal(parcel, Answer, key)
+            except WireError:
+                continue
+            return (
+                f" It says it is client {client}, and signs with the key of client {other}: start "
+                f"it with --client-id {other}, or with the key whose public part is "
+                f"nodes/{client}.pub at the server."
+            )
+        return ""

@@ -1,29 +1,35 @@
 """The gate: the only door of a deployment, open for what nodes need and nothing else.
 
-A SuperLink serves nodes, operators and executors on one port, and asks operators for no password.
-It therefore listens on loopback, and the gate hands on only the calls of connected nodes, which
-the SuperLink checks by key. Paths are taken from a list, never from the caller.
+A SuperLink serves nodes, operators and executors alike, and asks operators for no password. It
+therefore listens where only this machine's operator reaches it, and the gate hands on only the
+calls of connected nodes, which the SuperLink checks by key. Paths are taken from a list, never from
+the caller.
 
-    python gate.py SETTINGS.json
+    python -m fedsieve.engines.remote.gate SETTINGS.json
 
-It stands alone, so that it starts without torch.
+It imports little, so that it starts without torch.
+
+A node asks for messages; where there is none, the gate keeps the answer back until the server says
+that there are some. So nobody has to ask every moment, and nobody has to wait.
 """
 
 import asyncio
 import json
+import os
 import socket
 import ssl
-import struct
 import sys
-from collections import Counter
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import msgspec
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fedsieve.engines.remote.listener import Listener
 
 NODE_CALLS = (
     "activate-node",
@@ -31,14 +37,16 @@ NODE_CALLS = (
     "send-node-heartbeat",
     "pull-messages",
     "push-messages",
-    "get-run",
-    "get-fab",
     "push-object",
     "pull-object",
     "confirm-message-received",
 )
-_MOST_WAITING = 2**30  # bytes of requests being read, of all senders
 UNKEYED_CALLS = ("register-node", "unregister-node")  # of nodes without keys, in a trial
+UNIX = "unix:"
+_PULL = "/v1/fleet/pull-messages"
+_MOST_WAITING = 2**30  # bytes of requests being read, of all senders
+_HELD_SECONDS = 15.0  # nodes give a call 30 s
+_SLOWEST = 10_000  # bytes a second of a request that is read
 _DROPPED = {"host", "connection", "transfer-encoding", "content-length", "keep-alive", "upgrade"}
 
 Headers = list[tuple[bytes, bytes]]
@@ -52,12 +60,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     port: int
-    superlink: str
+    superlink: str  # unix:PATH or host:port
     ca: str = ""  # files; empty in a trial without TLS
     certificate: str = ""
     key: str = ""
     limit_bytes: int = 64 * 2**20  # of one request: Flower sends large messages in pieces of 5 MiB
+    patience: float = 30.0  # seconds for a request to arrive, and between two of them
     traffic: str  # file to which bytes on the wire are written
+    news: str = ""  # datagram socket: the server sends a byte when there are messages
 
 
 class _Refused(Exception):  # noqa: N818 - it ends a request
@@ -67,55 +77,100 @@ class _Refused(Exception):  # noqa: N818 - it ends a request
         self.status = status
 
 
+class News(asyncio.DatagramProtocol):
+    """Tells waiting calls that there are messages."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._come = asyncio.Event()
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        self.count += 1
+        self._come.set()
+        self._come = asyncio.Event()
+
+    async def since(self, count: int, seconds: float) -> None:
+        """Wait for news after the first `count`, though not forever."""
+        if self.count == count:
+            try:
+                await asyncio.wait_for(self._come.wait(), seconds)
+            except TimeoutError:
+                return
+
+
 class Gate:
     """An ASGI application."""
 
-    def __init__(self, settings: Settings) -> None:
-        is_plain = not settings.ca
-        base = f"{'http' if is_plain else 'https'}://{settings.superlink}/v1/fleet/"
+    def __init__(self, settings: Settings, listener: Listener, news: News) -> None:
+        self._listener, self._news = listener, news
+        address = settings.superlink
+        is_plain, is_local = not settings.ca, address.startswith(UNIX)
+        scheme = "http" if is_plain or is_local else "https"
+        base = f"{scheme}://{'superlink' if is_local else address}/v1/fleet/"
         calls = NODE_CALLS + UNKEYED_CALLS if is_plain else NODE_CALLS
         self._targets = {f"/v1/fleet/{name}": base + name for name in calls}
-        verify = ssl.create_default_context(cafile=settings.ca) if settings.ca else False
         self._client = httpx.AsyncClient(
-            verify=verify,
+            transport=httpx.AsyncHTTPTransport(
+                verify=ssl.create_default_context(cafile=settings.ca) if settings.ca else False,
+                limits=httpx.Limits(max_connections=200),
+                uds=address.removeprefix(UNIX) if is_local else None,
+            ),
             timeout=120,
-            limits=httpx.Limits(max_connections=200),
-            trust_env=False,  # no proxy between two programs of one machine
         )
-        self._limit, self._waiting = settings.limit_bytes, 0
+        self._limit, self._patience, self._waiting = settings.limit_bytes, settings.patience, 0
+        self._can_hold = bool(settings.news)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        target = self._targets.get(scope["path"]) if scope["method"] == "POST" else None
-        if target is None:
-            await _respond(send, 404, b"")
-            return
-        try:
-            body = await self._body(receive)
-        except _Refused as refused:
-            if refused.status:
-                await _respond(send, refused.status, b"")
-            return
-        headers = _kept(scope["headers"], "accept-encoding")  # httpx says what it can unpack
+        with self._listener.busy(scope["client"]):
+            target = self._targets.get(scope["path"]) if scope["method"] == "POST" else None
+            if target is None:
+                await _respond(send, 404, b"")
+                return
+            try:
+                body = await self._body(receive)
+            except _Refused as refused:
+                if refused.status:
+                    await _respond(send, refused.status, b"")
+                return
+            await self._hand_on(scope, target, body, receive, send)
+
+    async def _hand_on(
+        self, scope: Scope, target: str, body: bytes, receive: Receive, send: Send
+    ) -> None:
+        headers, told = _kept(scope["headers"], "accept-encoding"), self._news.count
         try:
             answer = await self._client.post(target, content=body, headers=headers)
         except httpx.TransportError:
             await _respond(send, 503, b"")  # nodes try again
             return
-        kept = _kept(answer.headers.raw, "content-encoding")  # and has unpacked it
+        is_empty = scope["path"] == _PULL and answer.status_code == 200 and not answer.content
+        if is_empty and self._can_hold:
+            waiting = asyncio.ensure_future(self._news.since(told, _HELD_SECONDS))
+            gone = asyncio.ensure_future(receive())  # returns when the node has gone
+            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            gone.cancel()
+        kept = _kept(answer.headers.raw, "content-encoding")  # httpx has unpacked it
         await _respond(send, answer.status_code, answer.content, kept)
 
     async def _body(self, receive: Receive) -> bytes:
         """The request; of one that is not taken the rest is not read.
 
         Raises:
-            _Refused: it is larger than allowed, its sender has gone, or too much is being read.
+            _Refused: it is larger than allowed, its sender has gone or stopped, or too much is
+                being read.
         """
         parts, size = [], 0
+        start = time.monotonic()
         try:
             while True:
-                event = await receive()
+                left = start + self._patience + size / _SLOWEST - time.monotonic()
+                try:
+                    event = await asyncio.wait_for(receive(), max(left, 0.001))
+                except TimeoutError:
+                    raise _Refused(408) from None
                 if event["type"] == "http.disconnect":
                     raise _Refused(0)
                 parts.append(event.get("body", b""))
@@ -137,62 +192,23 @@ def _kept(headers: Headers, dropped: str) -> Headers:
 
 
 async def _respond(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
+    more = [(b"connection", b"close")] if status == 408 else []
     length = (b"content-length", str(len(body)).encode())
-    start = {"type": "http.response.start", "status": status, "headers": [*(headers or []), length]}
+    start = {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [*(headers or []), length, *more],
+    }
     await send(start)
     await send({"type": "http.response.body", "body": body})
 
 
-class Counted(H11Protocol):
-    """HTTP connections whose bytes on the wire are counted, as the kernel sees them."""
-
-    seen: ClassVar[dict["Counted", tuple[int, int]]] = {}  # open connections
-    closed: ClassVar[Counter[str]] = Counter()
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        Counted.seen[self] = (0, 0)
-
-    def data_received(self, data: bytes) -> None:
-        self.look()
-        super().data_received(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.look()
-        up, down = Counted.seen.pop(self)
-        Counted.closed.update(up=up, down=down)
-        super().connection_lost(exc)
-
-    def look(self) -> None:
-        """Note where the counters stand; they only grow, and are gone with the socket."""
-        Counted.seen[self] = max(Counted.seen[self], _tcp_bytes(self.transport))
-
-
-def traffic() -> dict[str, int]:
-    """Bytes received and sent, TLS included, without headers of TCP and IP."""
-    sums = Counter(Counted.closed)
-    for connection in list(Counted.seen):
-        connection.look()
-        up, down = Counted.seen[connection]
-        sums.update(up=up, down=down)
-    return {"up": sums["up"], "down": sums["down"]}
-
-
-def _tcp_bytes(transport: Any) -> tuple[int, int]:
-    """Bytes received and acknowledged of a connection: fields of Linux's struct tcp_info."""
-    connection = transport.get_extra_info("socket")
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
-        acknowledged, received = struct.unpack_from("=QQ", info, 120)
-    except (AttributeError, OSError, struct.error):
-        return 0, 0
-    return received, acknowledged
-
-
-async def _report(path: Path) -> None:
+async def _look_after(listener: Listener, path: Path | None) -> None:
+    """Close connections on which nothing comes, and write down what has come."""
     before = None
     while True:
-        if (now := traffic()) != before:
+        listener.sweep()
+        if path is not None and (now := listener.traffic()) != before:
             fresh = path.with_suffix(".tmp")
             fresh.write_text(json.dumps(now))
             fresh.replace(path)
@@ -200,34 +216,39 @@ async def _report(path: Path) -> None:
         await asyncio.sleep(1)
 
 
-def main() -> None:
+async def serve(settings: Settings) -> None:
     """Serve until ended."""
-    settings = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Settings)
-    if settings.traffic and Path(settings.traffic).exists():  # a gate of this server has ended
-        Counted.closed.update(json.loads(Path(settings.traffic).read_text()))
+    traffic = Path(settings.traffic) if settings.traffic else None
+    listener = Listener.at(settings.host, settings.port, settings.patience)
+    if traffic and traffic.exists():  # a gate of this server has ended
+        listener.closed.update(json.loads(traffic.read_text()))
+    news = News()
+    if settings.news:
+        with suppress(FileNotFoundError):
+            os.remove(settings.news)  # noqa: PTH107 - at the start, when nothing waits
+        await asyncio.get_running_loop().create_datagram_endpoint(
+            lambda: news, local_addr=settings.news, family=socket.AF_UNIX
+        )
     config = uvicorn.Config(
-        Gate(settings),
-        host=settings.host,
-        port=settings.port,
-        http=Counted,
+        Gate(settings, listener, news),
+        http="h11",
         ssl_certfile=settings.certificate or None,
         ssl_keyfile=settings.key or None,
         log_level="warning",
         server_header=False,
         lifespan="off",
         timeout_keep_alive=75,
+        timeout_graceful_shutdown=1,
     )
+    async with asyncio.TaskGroup() as group:
+        look_after = group.create_task(_look_after(listener, traffic))
+        await uvicorn.Server(config).serve(sockets=[listener])
+        look_after.cancel()
 
-    async def serve() -> None:
-        async with asyncio.TaskGroup() as group:
-            report = (
-                group.create_task(_report(Path(settings.traffic))) if settings.traffic else None
-            )
-            await uvicorn.Server(config).serve()
-            if report:
-                report.cancel()
 
-    asyncio.run(serve())
+def main() -> None:
+    """Run the program."""
+    asyncio.run(serve(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Settings)))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,13 @@ class EvaluateOwnCall(Struct, tag="own", array_like=True, frozen=True):
     shards: tuple[int, ...]
 
 
-Work: TypeAlias = Hello | TrainCall | ObserveCall | EvaluateCall | EvaluateOwnCall
+class Notice(Struct, tag="notice", array_like=True, frozen=True):
+    """Why a node is not taken; its operator reads it."""
+
+    text: str
+
+
+Work: TypeAlias = Hello | Notice | TrainCall | ObserveCall | EvaluateCall | EvaluateOwnCall
 
 
 class Call(Struct, array_like=True, frozen=True):

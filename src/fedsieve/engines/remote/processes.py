@@ -17,10 +17,11 @@ from typing import NamedTuple, Self
 log = logging.getLogger("fedsieve")
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 _PR_SET_PDEATHSIG = 1
+IN_MEMORY = ":flwr-in-memory:"
 
 
 def superlink_command(port: int, folder: Path, certs: Path | None) -> list[str]:
-    """A SuperLink on loopback with its state below `folder`."""
+    """A SuperLink that stands alone, on loopback, with its state below `folder`."""
     tls = ["--insecure"]
     if certs is not None:
         tls = ["--ssl-ca-certfile", str(certs / "ca.crt"), "--ssl-certfile"]
@@ -36,23 +37,15 @@ def superlink_command(port: int, folder: Path, certs: Path | None) -> list[str]:
     ]
 
 
-def supernode_command(server: str, port: int, folder: Path, certs: Path | None) -> list[str]:
-    """A SuperNode whose tasks are handed out on loopback."""
-    tls = ["--insecure"]
-    if certs is not None:
-        tls = ["--root-certificates", str(certs / "ca.crt")]
-        tls += ["--auth-supernode-private-key", str(certs / "node")]
-    return [
-        *_program("flower-supernode"),
-        *tls,
-        *("--superlink", server, "--host", "127.0.0.1", "--port", str(port)),
-        *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")),
-    ]
+def own_superlink_command(socket_path: Path, database: str, *, is_trial: bool) -> list[str]:
+    """A SuperLink on a unix socket; its folder decides who can reach it."""
+    trial = ["--trial"] if is_trial else []
+    return [*_module("flower.private"), str(socket_path), database, *trial]
 
 
 def gate_command(settings: Path) -> list[str]:
     """The gate in front of a SuperLink."""
-    return [sys.executable, str(Path(__file__).with_name("gate.py")), str(settings)]
+    return [*_module("remote.gate"), str(settings)]
 
 
 class _Kept(NamedTuple):
@@ -108,8 +101,8 @@ class Children:
         for place, process in enumerate(self._running):
             if process.poll() is not None:
                 kept = self._wanted[place]
-                name = Path(kept.command[1]).name
-                log.warning("%s ended, see %s; starting it again", name, kept.log)
+                name = kept.log.stem
+                log.warning("the %s ended, see %s; starting it again", name, kept.log)
                 self._running[place] = _start(kept)
                 self.restarts += 1
 
@@ -159,6 +152,11 @@ def _leash() -> Callable[[], None] | None:
             os._exit(1)
 
     return tie
+
+
+def _module(name: str) -> list[str]:
+    """A program of this package; -P: whatever lies in the current folder."""
+    return [sys.executable, "-P", "-m", f"fedsieve.engines.{name}"]
 
 
 def _program(name: str) -> list[str]:
