@@ -75,7 +75,7 @@ def test_every_import_is_declared_where_it_is_used():
 
 def test_imports_are_really_read():
     found = foreign()
-    assert ("engines/remote/gate.py", "uvicorn") in found
+    assert ("deploy/proxy.py", "uvicorn") in found
     assert ("wire/__init__.py", "typing") not in found
     assert {"torch", "numpy", "httpx", "cryptography", "flwr"} <= {name for _, name in found}
 

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from fedsieve.cli.compare import compare_runs
-from fedsieve.config import make, to_toml
 from fedsieve.core.errors import ConfigError
 from fedsieve.drawing import text
-from fedsieve.ledger.rows import Row, Summary, best, last
-from fedsieve.library import Record, read_run
+from fedsieve.jobs.config import make, to_toml
+from fedsieve.jobs.library import Record, read_run
+from fedsieve.metrics.rows import Row, Summary, best, last
 from fedsieve.report import budget
 from fedsieve.report.answer import Candidate, answer
 from fedsieve.report.budget import AXES, figure

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedsieve.core import masks
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
-from fedsieve.core.units import Weights, budget
 from fedsieve.methods.em import PAPER, Memory, Server
 from fedsieve.methods.fedavg import FedAvg
+from fedsieve.sparsity import masks
+from fedsieve.sparsity.units import Weights, budget
 
 
 @register("fedavg_prune")
