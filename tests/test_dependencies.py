@@ -26,7 +26,7 @@ TEXT = LOCK.read_text()
 ON_REQUEST = {"IPython", "pandas"}
 # Where an extra may be imported at all; these modules are loaded on demand.
 HOMES = {
-    "flower": ("engines/flower/", "engines/remote/", "traffic.py"),
+    "flower": ("deploy/",),
     "report": ("report/curves.py",),
 }
 

@@ -162,7 +162,7 @@ def test_other_processes_of_the_machine_get_nothing_from_the_server(tmp_path):
         server = deployment.server()
         nodes = deployment.nodes()
         deployment.wait_until(lambda: len(deployment.rows()) >= 1, "round 1")
-        children = [child_of(server, name) for name in ("flower.private", "remote.gate")]
+        children = [child_of(server, name) for name in ("flower.private", "deploy.proxy")]
         ports = {p for process in (server.pid, *children) for p in listening_ports(process)}
         assert ports == {deployment.port}
         assert not any(listening_ports(node.pid) for node in nodes)

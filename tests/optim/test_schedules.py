@@ -6,6 +6,7 @@ import warnings
 import pytest
 
 from fedsieve.core.errors import ConfigError
+from fedsieve.core.method import in_run
 from fedsieve.optim.schedules import (
     Constant,
     Cosine,
@@ -13,7 +14,6 @@ from fedsieve.optim.schedules import (
     Linear,
     Stepwise,
     gradual,
-    in_run,
     ramp_in_run,
 )
 

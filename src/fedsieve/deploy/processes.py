@@ -45,7 +45,7 @@ def own_superlink_command(socket_path: Path, database: str, *, is_trial: bool) -
 
 def gate_command(settings: Path) -> list[str]:
     """The gate in front of a SuperLink."""
-    return [*_module("remote.gate"), str(settings)]
+    return [*_module("proxy"), str(settings)]
 
 
 class _Kept(NamedTuple):
@@ -156,7 +156,7 @@ def _leash() -> Callable[[], None] | None:
 
 def _module(name: str) -> list[str]:
     """A program of this package; -P: whatever lies in the current folder."""
-    return [sys.executable, "-P", "-m", f"fedsieve.engines.{name}"]
+    return [sys.executable, "-P", "-m", f"fedsieve.deploy.{name}"]
 
 
 def _program(name: str) -> list[str]:

@@ -146,7 +146,6 @@ def deploy(
             resume=resume,
             watcher=watcher or Watcher(),
             open_engine=nodes,
-            holds_data=False,
             spare=server.over_select,
         )
 

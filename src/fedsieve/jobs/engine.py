@@ -15,7 +15,7 @@ from fedsieve.engine.executors.inline import Inline
 from fedsieve.engine.executors.pool import Pool
 from fedsieve.engine.plan import Plan
 from fedsieve.engine.rounds import Rounds
-from fedsieve.engine.store import Stores, open_stores
+from fedsieve.engine.store import Receipt, Stores, open_stores
 from fedsieve.jobs.job import Job
 from fedsieve.robust.aggregation import AGGREGATIONS
 from fedsieve.robust.updates import CLIPS
@@ -77,5 +77,6 @@ def open_rounds(
         kept_rounds=frozenset(config.save_messages),
     )
     with open_engine(job, folder) as (stores, execute):
-        plan = replace(plan, **changes)
+        is_here = stores.states.kind is not Receipt  # else data and states are with the nodes
+        plan = replace(plan, holds_data=is_here, **changes)
         yield Rounds(job.method, job.federation, plan, stores, execute, on_reply)

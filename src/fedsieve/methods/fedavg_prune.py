@@ -24,7 +24,7 @@ class FedAvgPrune(FedAvg):
     """Dense training, a sparse model at the end."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER | {"target_density": 0.1}}
-    target_density: float = 0.3  # rho: share of what is pruned that is deployed
+    target_density: float = 0.4  # rho: share of what is pruned that is deployed
     units: Weights = Weights(biases=False)  # what is pruned: weights, or their biases too
 
     def __post_init__(self) -> None:

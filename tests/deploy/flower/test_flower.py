@@ -11,11 +11,10 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 import fedsieve
 from fedsieve.core.errors import ConfigError
-from fedsieve.deploy import versions
+from fedsieve.deploy import flower, versions
 from fedsieve.deploy.flower import private
 from fedsieve.deploy.flower.transport import GridCarrier
 from fedsieve.deploy.open_calls import Arrived, LostError
-from fedsieve.engines import flower
 from grid import LocalGrid
 
 HERE = Path(flower.__file__).parent

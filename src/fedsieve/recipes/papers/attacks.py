@@ -33,7 +33,14 @@ RULES = (
 )
 METHODS = ("fedavg", "fediter_ht", "flops_pa", "fedsparse", "spafl", "vardrop")
 BEST = dict.fromkeys(METHODS, "agreement") | {"spafl": "geometric_median"}
-CLEAN: dict[str, float] = {}  # accuracy by the mean without attack on digits, seed 0
+CLEAN = {  # accuracy by the mean without attack on digits, seed 0
+    "fedavg": 0.975,
+    "fediter_ht": 0.986,
+    "flops_pa": 0.983,
+    "fedsparse": 0.966,
+    "spafl": 0.910,
+    "vardrop": 0.977,
+}
 
 
 def label(method: str, rule: str, attack: str) -> str:
@@ -53,8 +60,6 @@ def _row(method: str, rule: str, attack: str) -> Row:
 
 
 def _bound(method: str, attack: str) -> tuple[Expected, ...]:
-    if method not in CLEAN:
-        return ()
     lost = 0.01 if attack == "no attack" else 0.03
     metric = "local_accuracy" if method == "spafl" else "global_accuracy"
     return (Expected(metric, AtLeast(CLEAN[method] - lost), f"{CLEAN[method]:.3f} - {lost}"),)

@@ -1,7 +1,7 @@
 """Is every method still the same, to the bit? Hashes of small runs, frozen and compared.
 
-    python tools/oracle.py FILE            # writes FILE, or compares with it if it is there
-    python tools/oracle.py FILE --methods fedavg spafl
+    python tools/same_bits.py FILE            # writes FILE, or compares with it if it is there
+    python tools/same_bits.py FILE --methods fedavg spafl
 
 Every method, exact and rounded to 8 bits, in one process, in a pool, and resumed from a checkpoint:
 the hash of the model, of all rows but their seconds, and of two rounds of frames. The hashes belong
