@@ -17,7 +17,7 @@ from typing import Any
 
 import fedsieve
 from fedsieve.core.errors import RoundError
-from fedsieve.recipes import attacks
+from fedsieve.recipes.papers import attacks
 from fedsieve.recipes.recipe import Recipe, find
 from table import markdown
 

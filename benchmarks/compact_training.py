@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import torch
 
-from fedsieve.config import make
 from fedsieve.core.keys import fold
 from fedsieve.core.method import Batches
-from fedsieve.job import build
+from fedsieve.jobs.config import make
+from fedsieve.jobs.job import build
 from fedsieve.methods.spafl import SpaFL
 from fedsieve.methods.threshold_training import Local
 

@@ -25,12 +25,12 @@ import torch
 import fedsieve
 from fedsieve.core import tree
 from fedsieve.core.errors import FedsieveError
-from fedsieve.engines.verify import verify
+from fedsieve.engine.verify import verify
 from fedsieve.export import export_run
-from fedsieve.library import load
-from fedsieve.progress import Watcher
+from fedsieve.jobs.library import load
+from fedsieve.jobs.progress import Watcher
+from fedsieve.jobs.result import Result
 from fedsieve.report import page
-from fedsieve.result import Result
 
 Outcome: TypeAlias = Literal["same", "error", "WRONG", "RAW"]
 OUTCOMES: tuple[Outcome, ...] = ("same", "error", "WRONG", "RAW")

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedsieve import library
-from fedsieve.ledger.rows import Row
+from fedsieve.jobs import library
+from fedsieve.metrics.rows import Row
 from fedsieve.recipes.recipe import Recipe, find
 from spafl_results import series
 from table import markdown, spread

@@ -2,7 +2,7 @@
 
     python benchmarks/flops_real.py results/flops_real.jsonl --root runs/flops_real [--only mnist]
 
-Rates are chosen on held-out training data of the first seed (`fedsieve.tune`), then run on test
+Rates are chosen on held-out training data of the first seed (`fedsieve tune`), then run on test
 data with three seeds. FLoPS-PA is run once more as it is by default. Finished runs are found again
 in the library at --root, so that a stopped table goes on.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedsieve.library import Record, obtain
-from fedsieve.space import read_space
-from fedsieve.tune import tune
+from fedsieve.jobs.library import Record, obtain
+from fedsieve.jobs.search_space import read_space
+from fedsieve.jobs.tune import tune
 from table import markdown
 
 SHARED = {"rounds": 50, "steps": 20, "batch_size": 20, "clients": 100, "cohort": 10,

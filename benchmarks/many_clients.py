@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import torch
 
-from fedsieve.config import make
-from fedsieve.job import build
-from fedsieve.loop import open_rounds
+from fedsieve.jobs.config import make
+from fedsieve.jobs.engine import open_rounds
+from fedsieve.jobs.job import build
 
 SETTINGS = {
     "method": "spafl",

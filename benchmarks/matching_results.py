@@ -17,7 +17,7 @@ from statistics import mean, stdev
 
 from scipy import stats
 
-from fedsieve.library import run_hash
+from fedsieve.jobs.library import run_hash
 from fedsieve.recipes.recipe import Study, TierName, Trial, find
 from table import markdown, spread
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fedsieve.core import keys
 from fedsieve.core.keys import fold
-from fedsieve.job import Job
+from fedsieve.jobs.job import Job
 from rounds import LeNet, norm
 
 

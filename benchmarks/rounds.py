@@ -24,17 +24,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedsieve.config import make
 from fedsieve.core import keys
 from fedsieve.core.errors import DataError
 from fedsieve.core.keys import fold
-from fedsieve.engines.inline import Inline
-from fedsieve.engines.plan import Plan
-from fedsieve.engines.pool import Pool
-from fedsieve.engines.rounds import Rounds
-from fedsieve.engines.site import Executor, Site
-from fedsieve.engines.store import open_stores
-from fedsieve.job import Job, build
+from fedsieve.engine.client import ClientRuntime, Executor
+from fedsieve.engine.executors.inline import Inline
+from fedsieve.engine.executors.pool import Pool
+from fedsieve.engine.plan import Plan
+from fedsieve.engine.rounds import Rounds
+from fedsieve.engine.store import open_stores
+from fedsieve.jobs.config import make
+from fedsieve.jobs.job import Job, build
 
 NEVER = 10**9
 WORKLOADS: dict[str, dict[str, str | int | float]] = {
@@ -167,10 +167,13 @@ def main() -> None:
         print(
             f"workload {name}: {settings['dataset']}, {job.config.model}; {arguments.turns} turns"
         )
-        site = Site(job.method, job.federation)
+        runtime = ClientRuntime(job.method, job.federation)
         lr = float(settings["lr"])
-        pools = {count: Pool(site, count, tuple) for count in (1, 2)}
-        contestants = {"hand-written": by_hand(job, lr), "fedsieve": by_fedsieve(job, Inline(site))}
+        pools = {count: Pool(runtime, count, tuple) for count in (1, 2)}
+        contestants = {
+            "hand-written": by_hand(job, lr),
+            "fedsieve": by_fedsieve(job, Inline(runtime)),
+        }
         contestants |= {
             f"fedsieve, {count} worker{'s'[: count - 1]}": by_fedsieve(job, pool)
             for count, pool in pools.items()

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import torch
 
-from fedsieve.config import make, read_toml
-from fedsieve.engines import blob
-from fedsieve.engines.checkpoint import Saved
-from fedsieve.job import build
+from fedsieve.engine import blob
+from fedsieve.engine.checkpoint import Saved
+from fedsieve.jobs.config import make, read_toml
+from fedsieve.jobs.job import build
 from fedsieve.methods.spafl import Server, SpaFL, State
 
 LAST = "fc2.weight"

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from fedsieve.config import make, read_toml
 from fedsieve.core.options import spell
-from fedsieve.ledger.rows import Row
+from fedsieve.jobs.config import make, read_toml
+from fedsieve.metrics.rows import Row
 from fedsieve.recipes.recipe import Recipe, find
 from table import markdown, spread
 

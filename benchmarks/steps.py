@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from fedsieve.config import make
 from fedsieve.core.errors import DataError
 from fedsieve.core.keys import Key
 from fedsieve.core.method import Batches, Metrics
-from fedsieve.job import Job, build
-from fedsieve.loop import open_rounds
+from fedsieve.jobs.config import make
+from fedsieve.jobs.engine import open_rounds
+from fedsieve.jobs.job import Job, build
 from fedsieve.methods.vardrop import Down, Server, State, Up, VarDrop
 
 NEVER = 10**9

@@ -29,14 +29,14 @@ import torch
 from numpy.typing import NDArray
 
 import fedsieve
-from fedsieve.config import make
 from fedsieve.core.errors import DataError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Bits, Dense, Kept, Params
-from fedsieve.engines.inline import Inline
-from fedsieve.engines.site import Site
-from fedsieve.job import build
-from fedsieve.models.zoo import read_model
+from fedsieve.engine.client import ClientRuntime
+from fedsieve.engine.executors.inline import Inline
+from fedsieve.jobs.config import make
+from fedsieve.jobs.job import build
+from fedsieve.models.zoo.registry import read_model
 from fedsieve.wire import Precision
 from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.precision import GROUP
@@ -184,7 +184,7 @@ def train(rounds: int) -> dict[str, Array]:
         for message in messages:
             decoder.decode(encode(message, known).data, type(message))
 
-    play = partial(next, by_fedsieve(job, Inline(Site(job.method, job.federation))))
+    play = partial(next, by_fedsieve(job, Inline(ClientRuntime(job.method, job.federation))))
     times = [(seconds(code), seconds(play)) for _ in range(6)][1:]  # the first warms up
     coding, whole = np.median(times, axis=0).tolist()
     word = "PASS" if coding < 0.05 * whole else "FAIL"

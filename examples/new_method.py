@@ -14,12 +14,14 @@ from typing import Annotated, NamedTuple
 import torch
 
 import fedsieve
-from fedsieve.core import local, masks, tree
+from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Dense, Kept, Params
 from fedsieve.core.method import Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import SGD, Optimiser
 from fedsieve.core.options import in_range
+from fedsieve.optim import local
+from fedsieve.optim.optimisers import SGD, Optimiser
+from fedsieve.sparsity import masks
 
 
 class Server(NamedTuple):

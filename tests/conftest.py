@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from fedsieve.cli.app import main
 from fedsieve.core.keys import fold
-from fedsieve.data.sources import catalogue, load
+from fedsieve.data.sources.registry import catalogue, load
 
 settings.register_profile("patient", deadline=None)  # a loaded machine is not a failure
 settings.load_profile("patient")

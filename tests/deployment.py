@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import fedsieve
-from fedsieve.config import make, to_toml
-from fedsieve.engines.remote.certificates import make_all
-from fedsieve.engines.remote.processes import free_port
+from fedsieve.deploy.certificates import make_all
+from fedsieve.deploy.processes import free_port
+from fedsieve.jobs.config import make, to_toml
 from small import SETTINGS
 
 JOB = SETTINGS | {"clients": 3, "cohort": 3, "rounds": 3}

@@ -6,18 +6,18 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from fedsieve.core.errors import WireError
-from fedsieve.deploy import hello_of
-from fedsieve.engines.flower.carrier import pack, unpack
-from fedsieve.engines.flower.private import ErrorCode, NodeInfo, identify
-from fedsieve.engines.remote.desk import Desk
-from fedsieve.engines.remote.dispatch import Terms
-from fedsieve.node import Node, open_job
+from fedsieve.deploy.dispatch import Terms
+from fedsieve.deploy.flower.private import ErrorCode, NodeInfo, identify
+from fedsieve.deploy.flower.transport import pack, unpack
+from fedsieve.deploy.node import Node, open_job
+from fedsieve.deploy.node_server import NodeServer
+from fedsieve.deploy.server import hello_of
 
 JOB = "0" * 32
 
 
 class LocalGrid(Grid):
-    """Nodes by Flower's number; each is a desk's `answer`."""
+    """Nodes by Flower's number; each is a node_server's `answer`."""
 
     def __init__(self, nodes):
         self.nodes, self.replies, self.pushed = nodes, {}, 0
@@ -48,13 +48,13 @@ class LocalGrid(Grid):
             names.append(name)
             answer = self.nodes[message.metadata.dst_node_id]
             try:
-                parcel = answer(unpack(message.content))
+                envelope = answer(unpack(message.content))
             except WireError as error:
                 fault = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=str(error))
                 self.replies[name] = Message(fault, reply_to=message)
             else:
-                if parcel is not None:
-                    self.replies[name] = Message(pack(parcel), reply_to=message)
+                if envelope is not None:
+                    self.replies[name] = Message(pack(envelope), reply_to=message)
         return names
 
     def pull_messages(self, message_ids):
@@ -65,12 +65,14 @@ class LocalGrid(Grid):
 
 
 def desks(job, folder: Path, keys=None, server=None):
-    """A desk for every client of a job, with the job's own data."""
+    """A node_server for every client of a job, with the job's own data."""
     found = {}
     for client in range(job.federation.num_clients):
         own = Node(server="localhost:1", client=client, data="job", store=folder / str(client))
         key = None if keys is None else keys[client]
-        found[client] = Desk(client, own.store, lambda h, own=own: open_job(own, h), key, server)
+        found[client] = NodeServer(
+            client, own.store, lambda h, own=own: open_job(own, h), key, server
+        )
     return found
 
 

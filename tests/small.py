@@ -6,17 +6,17 @@ from typing import Any
 import torch
 
 import fedsieve
-from fedsieve.config import make
 from fedsieve.core.keys import fold
 from fedsieve.core.method import registered
-from fedsieve.engines.inline import Inline
-from fedsieve.engines.plan import Plan
-from fedsieve.engines.rounds import Rounds
-from fedsieve.engines.site import Site
-from fedsieve.engines.store import open_stores
-from fedsieve.job import Job, build
-from fedsieve.ledger.rows import Row
-from fedsieve.progress import Watcher
+from fedsieve.engine.client import ClientRuntime
+from fedsieve.engine.executors.inline import Inline
+from fedsieve.engine.plan import Plan
+from fedsieve.engine.rounds import Rounds
+from fedsieve.engine.store import open_stores
+from fedsieve.jobs.config import make
+from fedsieve.jobs.job import Job, build
+from fedsieve.jobs.progress import Watcher
+from fedsieve.metrics.rows import Row
 
 SETTINGS: dict[str, Any] = {
     "dataset": "digits",
@@ -50,8 +50,8 @@ def rounds_of(job: Job, folder: Path, **plan: Any) -> Rounds:
         "min_replies": config.min_replies,
     }
     stores = open_stores(folder, lambda client: job.method.init_client(client, key), 10**9)
-    site = Site(job.method, job.federation)
-    return Rounds(job.method, job.federation, Plan(**numbers | plan), stores, Inline(site))
+    runtime = ClientRuntime(job.method, job.federation)
+    return Rounds(job.method, job.federation, Plan(**numbers | plan), stores, Inline(runtime))
 
 
 def steady(rows: list[Any]) -> list[dict[str, Any]]:

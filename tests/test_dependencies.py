@@ -26,7 +26,7 @@ TEXT = LOCK.read_text()
 ON_REQUEST = {"IPython", "pandas"}
 # Where an extra may be imported at all; these modules are loaded on demand.
 HOMES = {
-    "flower": ("engines/flower/", "engines/remote/", "traffic.py"),
+    "flower": ("deploy/",),
     "report": ("report/curves.py",),
 }
 
@@ -75,7 +75,7 @@ def test_every_import_is_declared_where_it_is_used():
 
 def test_imports_are_really_read():
     found = foreign()
-    assert ("engines/remote/gate.py", "uvicorn") in found
+    assert ("deploy/proxy.py", "uvicorn") in found
     assert ("wire/__init__.py", "typing") not in found
     assert {"torch", "numpy", "httpx", "cryptography", "flwr"} <= {name for _, name in found}
 

@@ -9,9 +9,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 import fedsieve
-from fedsieve import progress
 from fedsieve.core.errors import ConfigError
-from fedsieve.progress import Lines, Live, Notebook, Watcher, view
+from fedsieve.jobs import progress
+from fedsieve.jobs.progress import Lines, Live, Notebook, Watcher, view
 from small import SETTINGS
 
 SVG = "{http://www.w3.org/2000/svg}"

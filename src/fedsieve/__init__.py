@@ -5,16 +5,16 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedsieve.api import run
-    from fedsieve.config import Config
     from fedsieve.core.errors import FedsieveError
     from fedsieve.core.method import Method, register
     from fedsieve.data.dataset import Dataset
-    from fedsieve.forecast import plan
-    from fedsieve.library import load
-    from fedsieve.progress import Watcher
+    from fedsieve.jobs.api import run
+    from fedsieve.jobs.config import Config
+    from fedsieve.jobs.forecast import plan
+    from fedsieve.jobs.library import load
+    from fedsieve.jobs.progress import Watcher
+    from fedsieve.jobs.result import Result
     from fedsieve.report.frames import compare
-    from fedsieve.result import Result
 
 __all__ = [
     "Config",
@@ -30,17 +30,17 @@ __all__ = [
     "run",
 ]
 _HOMES = {
-    "Config": "config",
+    "Config": "jobs.config",
     "Dataset": "data.dataset",
     "FedsieveError": "core.errors",
     "Method": "core.method",
-    "Result": "result",
-    "Watcher": "progress",
+    "Result": "jobs.result",
+    "Watcher": "jobs.progress",
     "compare": "report.frames",
-    "load": "library",
-    "plan": "forecast",
+    "load": "jobs.library",
+    "plan": "jobs.forecast",
     "register": "core.method",
-    "run": "api",
+    "run": "jobs.api",
 }
 
 

@@ -15,12 +15,12 @@ from typer.main import get_command
 from fedsieve.cli import names
 from fedsieve.cli.app import COMMANDS, application
 from fedsieve.cli.settings import MISSPELT
-from fedsieve.config import SETTINGS, method_options
 from fedsieve.core.method import registered
 from fedsieve.core.options import name_of
-from fedsieve.data.sources import LISTED
-from fedsieve.engines.interrupt import Interrupt
-from fedsieve.models.zoo import MODELS
+from fedsieve.data.sources.registry import LISTED
+from fedsieve.engine.interrupt import Interrupt
+from fedsieve.jobs.config import SETTINGS, method_options
+from fedsieve.models.zoo.registry import MODELS
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 QUICK = ("--rounds=2", "--clients=4", "--model=mlp(hidden=[8])")

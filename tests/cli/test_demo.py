@@ -11,10 +11,10 @@ import pytest
 import fedsieve
 from fedsieve.cli import demo
 from fedsieve.cli.demo import Job, Line, Outcome
-from fedsieve.config import make
 from fedsieve.core.keys import fold
 from fedsieve.export.size import coded_bytes, download_bytes
-from fedsieve.job import build
+from fedsieve.jobs.config import make
+from fedsieve.jobs.job import build
 from fedsieve.report.watch import Seen
 from small import SETTINGS
 

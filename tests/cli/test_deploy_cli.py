@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 from fedsieve.core.errors import ConfigError
-from fedsieve.deploy import Server
-from fedsieve.node import Node
+from fedsieve.deploy.node import Node
+from fedsieve.deploy.server import Server
 
 
 def test_without_certificates_a_deployment_must_be_asked_for(cli, tmp_path):

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import fedsieve
-from fedsieve.core import masks, tree
+from fedsieve.core import tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Kept, fields
 from fedsieve.core.method import message_types
-from fedsieve.engines import blob
-from fedsieve.ledger.flops import density
+from fedsieve.engine import blob
+from fedsieve.metrics.macs import density
+from fedsieve.sparsity import masks
 from fedsieve.wire.codec import Decoder, encode
 from small import (
     METHODS,

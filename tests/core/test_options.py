@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from fedsieve.core import options
 from fedsieve.core.errors import ConfigError
-from fedsieve.core.optimisers import SGD, Adam, Optimiser
-from fedsieve.core.schedules import Schedule
-from fedsieve.data.schemes import PARTITIONS
-from fedsieve.data.sources import SOURCES
-from fedsieve.models.zoo import MODELS
+from fedsieve.data.partitions.schemes import PARTITIONS
+from fedsieve.data.sources.registry import SOURCES
+from fedsieve.models.zoo.registry import MODELS
+from fedsieve.optim.optimisers import SGD, Adam, Optimiser
+from fedsieve.optim.schedules import Schedule
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from fedsieve.core.keys import fold
 from fedsieve.core.method import Batches
 from fedsieve.data.dataset import Dataset
 from fedsieve.data.federation import Federation
-from fedsieve.data.partition import split
-from fedsieve.data.synthetic import Synthetic
+from fedsieve.data.partitions.partition import split
+from fedsieve.data.sources.synthetic import Synthetic
 
 KEY = fold(0, "federation")
 

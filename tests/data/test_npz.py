@@ -6,7 +6,7 @@ import torch
 
 from fedsieve.core.errors import DataError
 from fedsieve.core.keys import Key
-from fedsieve.data import sources
+from fedsieve.data.sources import registry
 
 
 def save(path, **arrays):
@@ -21,7 +21,7 @@ def save(path, **arrays):
 
 
 def load(spec):
-    return sources.load(spec, None, Key(0))
+    return registry.load(spec, None, Key(0))
 
 
 def test_float_rows_and_whole_targets_are_classes(tmp_path):

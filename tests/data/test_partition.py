@@ -14,8 +14,8 @@ from data.toys import balanced, labelled
 from fedsieve.core import options
 from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.core.keys import Key, fold
-from fedsieve.data.partition import Partition, _fingerprint, describe, split
-from fedsieve.data.schemes import (
+from fedsieve.data.partitions.partition import Partition, _fingerprint, describe, split
+from fedsieve.data.partitions.schemes import (
     PARTITIONS,
     CappedDirichlet,
     Clusters,

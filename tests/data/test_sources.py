@@ -10,8 +10,8 @@ from sklearn.utils import Bunch
 
 from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.core.keys import Key
-from fedsieve.data import sources
-from fedsieve.data.texts import speeches
+from fedsieve.data.sources import registry
+from fedsieve.data.sources.texts import speeches
 
 KEY = Key(0)
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -38,7 +38,7 @@ def write_mnist(root, **labels):
     return images
 
 
-@pytest.mark.parametrize("row", sources.catalogue(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", registry.catalogue(), ids=lambda row: row.name)
 def test_catalogue_states_the_number_of_examples(loaded, row):
     data = loaded(row.name)
     assert f"{len(data.x)} + {len(data.x_test)}" == row.examples
@@ -61,7 +61,7 @@ def test_pixels_are_standardised(loaded, name):
 
 
 def test_digits_hold_out_every_fifth_image_of_each_class():
-    data = sources.load("digits", None, KEY)
+    data = registry.load("digits", None, KEY)
     counts = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert histogram(data.y_test) == [n // 5 for n in counts]
     assert histogram(data.y) == [n - n // 5 for n in counts]
@@ -145,7 +145,7 @@ def test_a_longer_window_leaves_out_more_speakers(loaded, data_root):
     assert longer.input_shape == (400,)
     assert longer.owners.max() < loaded("tiny_shakespeare").owners.max()
     with pytest.raises(DataError, match="Lower window"):
-        sources.load("tiny_shakespeare(window=1000000)", data_root, KEY)
+        registry.load("tiny_shakespeare(window=1000000)", data_root, KEY)
 
 
 def test_delicious_has_500_words_and_983_tags(loaded):
@@ -181,7 +181,7 @@ def test_missing_files_are_all_named_with_where_they_belong(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError) as error:
-        sources.load("mnist", tmp_path, KEY)
+        registry.load("mnist", tmp_path, KEY)
     message = str(error.value)
     assert "missing MNIST/raw/t10k-labels-idx1-ubyte.gz. " in message
     assert str(tmp_path) in message
@@ -194,12 +194,12 @@ def test_folders_are_searched_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.delenv("FEDSIEVE_DATA", raising=False)
     with pytest.raises(DataError, match=r"here/data"):
-        sources.load("mnist", None, KEY)
+        registry.load("mnist", None, KEY)
     write_mnist(tmp_path / "here/data")
-    assert len(sources.load("mnist", None, KEY).x) == 3
+    assert len(registry.load("mnist", None, KEY).x) == 3
     monkeypatch.setenv("FEDSIEVE_DATA", str(tmp_path / "elsewhere"))
     with pytest.raises(DataError, match="elsewhere"):
-        sources.load("mnist", None, KEY)
+        registry.load("mnist", None, KEY)
 
 
 def test_unpacked_files_serve_as_well(tmp_path):
@@ -207,7 +207,7 @@ def test_unpacked_files_serve_as_well(tmp_path):
     for packed in (tmp_path / "MNIST/raw").iterdir():
         packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
         packed.unlink()
-    data = sources.load("mnist", tmp_path, KEY)
+    data = registry.load("mnist", tmp_path, KEY)
     assert np.array_equal(data.x[..., 0].numpy(), images)
 
 
@@ -227,7 +227,7 @@ def test_a_damaged_idx_file_is_a_data_error(tmp_path, damage, message):
     write_mnist(tmp_path)
     damage(tmp_path / "MNIST/raw/train-images-idx3-ubyte.gz")
     with pytest.raises(DataError, match=message):
-        sources.load("mnist", tmp_path, KEY)
+        registry.load("mnist", tmp_path, KEY)
 
 
 def test_writers_of_other_digits_are_refused(tmp_path):
@@ -238,7 +238,7 @@ def test_writers_of_other_digits_are_refused(tmp_path):
     header = bytes([0, 0, 0x0C, 2]) + np.array(rows.shape, ">u4").tobytes()
     path.write_bytes(gzip.compress(header + rows.tobytes()))
     with pytest.raises(DataError, match="do not belong together"):
-        sources.load("qmnist_writers", tmp_path, KEY)
+        registry.load("qmnist_writers", tmp_path, KEY)
 
 
 @pytest.mark.parametrize(
@@ -252,12 +252,12 @@ def test_writers_of_other_digits_are_refused(tmp_path):
     ],
 )
 def test_other_damaged_files_are_data_errors(tmp_path, name, file, content):
-    source = next(s for s in sources.FILE_SOURCES if sources.options.name_of(s) == name)
+    source = next(s for s in registry.FILE_SOURCES if registry.options.name_of(s) == name)
     for path in (tmp_path / f for f in source.layouts[0]):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     with pytest.raises(DataError, match=f"{file}: damaged"):
-        sources.load(name, tmp_path, KEY)
+        registry.load(name, tmp_path, KEY)
 
 
 def test_a_damaged_mosaic_is_a_data_error(tmp_path):
@@ -267,9 +267,9 @@ def test_a_damaged_mosaic_is_a_data_error(tmp_path):
     for name in ("train.webp", "test.webp"):
         (folder / name).write_bytes(b"RIFF0000WEBP")
     with pytest.raises(DataError, match=r"webp: damaged"):
-        sources.load("cifar100_subset", tmp_path, KEY)
+        registry.load("cifar100_subset", tmp_path, KEY)
     with pytest.raises(DataError, match="cifar100_subset is available"):
-        sources.load("cifar100", tmp_path, KEY)
+        registry.load("cifar100", tmp_path, KEY)
 
 
 def test_binary_cifar_reads_planes_and_fine_labels(tmp_path):
@@ -282,10 +282,10 @@ def test_binary_cifar_reads_planes_and_fine_labels(tmp_path):
     for part in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
         path = tmp_path / f"cifar-10-batches-bin/{part}.bin"
         path.write_bytes(bytes([len(part) % 10]) + planes.tobytes())
-    fine = sources.load("cifar100", tmp_path, KEY)
+    fine = registry.load("cifar100", tmp_path, KEY)
     assert fine.y.tolist() == [42, 42]
     assert fine.x[0, 1, 2].tolist() == planes.reshape(3, 32, 32)[:, 1, 2].tolist()
-    ten = sources.load("cifar10", tmp_path, KEY)
+    ten = registry.load("cifar10", tmp_path, KEY)
     assert ten.y.tolist() == [len("data_batch_1") % 10] * 5
     assert ten.y_test.tolist() == [len("test_batch") % 10]
 
@@ -301,14 +301,14 @@ def test_mosaics_and_binary_cifar10_agree(loaded, tmp_path):
         planes = x.permute(0, 3, 1, 2).flatten(1)
         records = torch.cat([y[:, None].to(torch.uint8), planes], 1)
         (folder / f"{name}.bin").write_bytes(records.numpy().tobytes())
-    again = sources.load("cifar10", tmp_path, KEY)
+    again = registry.load("cifar10", tmp_path, KEY)
     assert again.x.equal(data.x[:100])
     assert again.y_test.equal(data.y_test[:20])
 
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'fashion_mnist'"):
-        sources.load("fashionmnist", tmp_path, KEY)
+        registry.load("fashionmnist", tmp_path, KEY)
 
 
 def test_a_function_of_ones_own_is_called(tmp_path, monkeypatch):
@@ -322,12 +322,12 @@ def test_a_function_of_ones_own_is_called(tmp_path, monkeypatch):
         "    return 5\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert sources.load("python:own_data:make", None, KEY).name == "mine"
+    assert registry.load("python:own_data:make", None, KEY).name == "mine"
     with pytest.raises(DataError, match="returned int"):
-        sources.load("python:own_data:broken", None, KEY)
+        registry.load("python:own_data:broken", None, KEY)
     for spec in ("python:own_data:absent", "python:no_such_module:f", "python:own_data"):
         with pytest.raises(ConfigError, match="python:"):
-            sources.load(spec, None, KEY)
+            registry.load(spec, None, KEY)
 
 
 def test_rcv1_takes_the_most_frequent_topics_of_scikit_learns_files(tmp_path, monkeypatch):
@@ -342,11 +342,11 @@ def test_rcv1_takes_the_most_frequent_topics_of_scikit_learns_files(tmp_path, mo
         data = sparse.csr_matrix(np.full((stories[subset], 47236), 0.5, np.float64))
         return Bunch(data=data, target=sparse.csr_matrix(topics[subset]))
 
-    monkeypatch.setattr("fedsieve.data.texts.fetch_rcv1", fetch)
+    monkeypatch.setattr("fedsieve.data.sources.texts.fetch_rcv1", fetch)
     (tmp_path / "RCV1").mkdir()
     for part in ("samples", "sample_topics", "sample_id", "topics_names"):
         (tmp_path / "RCV1" / f"{part}_py3.pkl").touch()
-    data = sources.load("rcv1(rows=5, test_rows=3, labels=2)", tmp_path, KEY)
+    data = registry.load("rcv1(rows=5, test_rows=3, labels=2)", tmp_path, KEY)
     assert data.x.shape == (5, 47236)
     assert data.y.tolist() == [[1, 1]] * 5
     assert data.y_test.tolist() == topics["test"][:3, [7, 50]].tolist()
@@ -354,5 +354,5 @@ def test_rcv1_takes_the_most_frequent_topics_of_scikit_learns_files(tmp_path, mo
 
 def test_an_old_name_is_read_as_the_new_one_with_a_word(tmp_path, caplog):
     with pytest.raises(DataError, match="tiny_shakespeare: missing tinyshakespeare/input"):
-        sources.load("shakespeare(window=40)", tmp_path, KEY)
+        registry.load("shakespeare(window=40)", tmp_path, KEY)
     assert "'shakespeare' is called tiny_shakespeare now" in caplog.text

@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedsieve.core.keys import Key
-from fedsieve.data import splits
-from fedsieve.data.splits import NOBODY
+from fedsieve.data.partitions import splits
+from fedsieve.data.partitions.splits import NOBODY
 
 
 def test_apportion_rounds_running_sums():

@@ -5,8 +5,8 @@ import torch
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
-from fedsieve.data.sources import load
-from fedsieve.data.synthetic import Synthetic
+from fedsieve.data.sources.registry import load
+from fedsieve.data.sources.synthetic import Synthetic
 
 KEY = fold(0, "data")
 

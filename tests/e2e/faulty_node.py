@@ -10,12 +10,12 @@ import sys
 import time
 
 from fedsieve.cli.app import main
-from fedsieve.engines.remote.desk import Desk
-from fedsieve.engines.remote.parcel import Call, TrainCall, peek
-from fedsieve.engines.site import Site
+from fedsieve.deploy.envelope import Call, TrainCall, peek
+from fedsieve.deploy.node_server import NodeServer
+from fedsieve.engine.client import ClientRuntime
 
 faults = json.loads(sys.argv[1])
-train, answer = Site.train, Desk.answer
+train, answer = ClientRuntime.train, NodeServer.answer
 
 
 def faulty_train(self, request):
@@ -28,8 +28,8 @@ def faulty_train(self, request):
     return train(self, request)
 
 
-def faulty_answer(self, parcel):
-    good, call = answer(self, parcel), peek(parcel, Call)
+def faulty_answer(self, envelope):
+    good, call = answer(self, envelope), peek(envelope, Call)
     if isinstance(call.work, TrainCall):
         if faults.get("garbage") == call.round:
             del faults["garbage"]
@@ -40,6 +40,6 @@ def faulty_answer(self, parcel):
     return good
 
 
-Site.train, Desk.answer = faulty_train, faulty_answer
+ClientRuntime.train, NodeServer.answer = faulty_train, faulty_answer
 sys.argv[1:2] = ["node"]
 main()

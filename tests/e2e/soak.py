@@ -32,12 +32,12 @@ import httpx
 
 import fedsieve
 from deployment import Deployment, child_of
-from fedsieve.engines.flower import private as flwr
-from fedsieve.engines.flower.server import SuperLink
+from fedsieve.deploy.flower import private as flwr
+from fedsieve.deploy.flower.server import SuperLink
 
 NODE = Path(__file__).with_name("soak_node.py")
 CLIENTS, ROUNDS, TIMEOUT = 3, 20, 60
-GATE, LINK = "remote.gate", "flower.private"
+GATE, LINK = "deploy.proxy", "flower.private"
 PAUSE = (3.0, 15.0)  # seconds between faults
 PATIENCE = 900  # seconds for a job
 

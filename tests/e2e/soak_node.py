@@ -9,17 +9,17 @@ import time
 from pathlib import Path
 
 from fedsieve.cli.app import main
-from fedsieve.engines.flower.fleet import Fleet
-from fedsieve.engines.remote.desk import Desk
-from fedsieve.engines.remote.parcel import Answer, Call, TrainCall, Trained, peek
+from fedsieve.deploy.envelope import Answer, Call, TrainCall, Trained, peek
+from fedsieve.deploy.flower.fleet import Fleet
+from fedsieve.deploy.node_server import NodeServer
 
 record = Path(sys.argv[1])
-answer, reply = Desk.answer, Fleet.reply
+answer, reply = NodeServer.answer, Fleet.reply
 last = {}
 
 
-def noted_answer(self, parcel):
-    answered, call = answer(self, parcel), peek(parcel, Call)
+def noted_answer(self, envelope):
+    answered, call = answer(self, envelope), peek(envelope, Call)
     is_training = isinstance(call.work, TrainCall)
     is_good = is_training and isinstance(peek(answered, Answer).result, Trained)
     last["call"] = (call.job, call.round) if is_good else None
@@ -36,6 +36,6 @@ def noted_reply(self, message, seconds):
     return is_taken
 
 
-Desk.answer, Fleet.reply = noted_answer, noted_reply
+NodeServer.answer, Fleet.reply = noted_answer, noted_reply
 sys.argv[1:2] = ["node"]
 main()

@@ -21,18 +21,18 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedsieve.engines.flower.carrier import GridCarrier
-from fedsieve.engines.flower.reasons import reason_of
-from fedsieve.engines.flower.server import SuperLink
-from fedsieve.engines.remote import gate
-from fedsieve.engines.remote.certificates import make_all
-from fedsieve.engines.remote.processes import (
+from fedsieve.deploy import proxy
+from fedsieve.deploy.certificates import make_all
+from fedsieve.deploy.flower.reasons import reason_of
+from fedsieve.deploy.flower.server import SuperLink
+from fedsieve.deploy.flower.transport import GridCarrier
+from fedsieve.deploy.processes import (
     Children,
     free_port,
     gate_command,
     superlink_command,
 )
-from fedsieve.engines.remote.signature import fresh_key, read_private
+from fedsieve.deploy.signature import fresh_key, read_private
 
 NGINX = Path(__file__).parents[2] / "examples" / "deploy" / "nginx.conf"
 TRICKS = (
@@ -81,7 +81,7 @@ class Server:
             except httpx.TransportError:  # the door is not open yet
                 assert time.monotonic() < end
                 time.sleep(0.2)
-        self.carrier = GridCarrier(self.link.connect)
+        self.transport = GridCarrier(self.link.connect)
 
     def fleet(self, key):
         """A node's own client, through the door."""
@@ -95,13 +95,13 @@ class Server:
 
 
 def by_gate(server, folder, children, inner):
-    settings = gate.Settings(
+    settings = proxy.Settings(
         host="127.0.0.1", port=server.port, superlink=f"127.0.0.1:{inner}",
         ca=str(server.certs / "ca.crt"), certificate=str(server.certs / "server.crt"),
         key=str(server.certs / "server.key"), limit_bytes=10**6, traffic=str(folder / "tcp.json"),
     )  # fmt: skip
-    (folder / "gate.json").write_bytes(msgspec.json.encode(settings))
-    children.keep(gate_command(folder / "gate.json"), folder / "gate.log", folder)
+    (folder / "proxy.json").write_bytes(msgspec.json.encode(settings))
+    children.keep(gate_command(folder / "proxy.json"), folder / "proxy.log", folder)
 
 
 def by_nginx(server, folder, children, inner):
@@ -183,7 +183,7 @@ def test_only_the_node_itself_can_read_its_messages(server, is_admitted):
     if is_admitted:
         thief = server.fleet(server.other)
         assert thief.ActivateNode(_activation(server.other)).node_id != server.node
-    server.carrier.push({server.node: b"a secret parcel"}, 300)
+    server.transport.push({server.node: b"a secret envelope"}, 300)
     with pytest.raises(httpx.HTTPStatusError) as refused:
         thief.PullMessages(PullMessagesRequest(node=node))
     assert refused.value.response.status_code == 401

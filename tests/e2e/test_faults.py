@@ -16,8 +16,8 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 import msgspec
 
 from deployment import SLOW, Deployment, child_of, listening_ports
-from fedsieve.engines.remote import gate
-from fedsieve.engines.remote.processes import (
+from fedsieve.deploy import proxy
+from fedsieve.deploy.processes import (
     Children,
     free_port,
     gate_command,
@@ -94,7 +94,7 @@ def test_a_server_that_gave_up_and_one_that_was_killed_go_on_from_the_checkpoint
     for way in ("up", "down"):
         sizes = [row[f"{way}_bytes"] for row in rows if row["round"] >= first_round]
         assert traffic["payload"][way] == sum(sizes)
-        layers = [traffic[name][way] for name in ("payload", "parcels", "flower", "tcp")]
+        layers = [traffic[name][way] for name in ("payload", "envelopes", "flower", "tcp")]
         assert layers == sorted(layers)
 
 
@@ -162,7 +162,7 @@ def test_other_processes_of_the_machine_get_nothing_from_the_server(tmp_path):
         server = deployment.server()
         nodes = deployment.nodes()
         deployment.wait_until(lambda: len(deployment.rows()) >= 1, "round 1")
-        children = [child_of(server, name) for name in ("flower.private", "remote.gate")]
+        children = [child_of(server, name) for name in ("flower.private", "deploy.proxy")]
         ports = {p for process in (server.pid, *children) for p in listening_ports(process)}
         assert ports == {deployment.port}
         assert not any(listening_ports(node.pid) for node in nodes)
@@ -193,13 +193,13 @@ def standing(tmp_path_factory):
         (folder / "secret").write_bytes(b"secret")
         command = superlink_command(inner, folder, certs)
         children.keep(command, folder / "superlink.log", folder)
-        door = gate.Settings(
+        door = proxy.Settings(
             host="127.0.0.1", port=deployment.port, superlink=f"127.0.0.1:{inner}",
             ca=str(certs / "ca.crt"), certificate=str(certs / "server.crt"),
             key=str(certs / "server.key"), traffic=str(folder / "tcp.json"),
         )  # fmt: skip
-        (folder / "gate.json").write_bytes(msgspec.json.encode(door))
-        children.keep(gate_command(folder / "gate.json"), folder / "gate.log", folder)
+        (folder / "proxy.json").write_bytes(msgspec.json.encode(door))
+        children.keep(gate_command(folder / "proxy.json"), folder / "proxy.log", folder)
         deployment.nodes()
         yield deployment, f"127.0.0.1:{inner}"
 

@@ -22,5 +22,5 @@ def test_a_deployment_over_tls_ends_in_the_bits_of_a_run_in_this_process(tmp_pat
     for way in ("up", "down"):
         payload = getattr(here.summary, f"{way}_bytes")
         assert traffic["payload"][way] == there[f"{way}_bytes"] == payload
-        layers = [traffic[name][way] for name in ("payload", "parcels", "flower", "tcp")]
+        layers = [traffic[name][way] for name in ("payload", "envelopes", "flower", "tcp")]
         assert layers == sorted(layers)  # each carries the one before it

@@ -20,8 +20,8 @@ from contract.test_every_method import (
     test_resumed_equals_uninterrupted_bit_for_bit,  # noqa: F401
 )
 from fedsieve.cli.app import application
-from fedsieve.config import SETTINGS
 from fedsieve.core import method
+from fedsieve.jobs.config import SETTINGS
 from small import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]

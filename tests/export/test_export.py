@@ -8,15 +8,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedsieve
-from fedsieve.config import make
 from fedsieve.core.errors import ConfigError, DataError, ModelError
 from fedsieve.core.keys import fold
-from fedsieve.core.masks import density, nonzero
-from fedsieve.engines.folder import RunFolder
+from fedsieve.engine.run_folder import RunFolder
 from fedsieve.export import export_run, load, read
-from fedsieve.job import build
-from fedsieve.library import read_run
+from fedsieve.jobs.config import make
+from fedsieve.jobs.job import build
+from fedsieve.jobs.library import read_run
 from fedsieve.methods import spafl
+from fedsieve.sparsity.masks import density, nonzero
 
 
 @pytest.fixture(scope="module")

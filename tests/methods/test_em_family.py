@@ -12,7 +12,7 @@ from fedsieve.core.method import Batch
 from fedsieve.methods import em
 from fedsieve.methods.fedmix import FedMix
 from fedsieve.models.task import ModelTask
-from fedsieve.models.zoo import read_model
+from fedsieve.models.zoo.registry import read_model
 from small import rounds_of, small_job
 
 

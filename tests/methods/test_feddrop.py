@@ -8,7 +8,7 @@ from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
 from fedsieve.methods.feddrop import FedDrop
 from fedsieve.models.task import ModelTask
-from fedsieve.models.zoo import read_model
+from fedsieve.models.zoo.registry import read_model
 from small import rounds_of, small_job
 
 

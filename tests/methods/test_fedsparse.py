@@ -5,15 +5,16 @@ import math
 import pytest
 import torch
 
-from fedsieve.core import masks, tree
+from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
-from fedsieve.core.masks import density, nonzero
 from fedsieve.core.message import paper_bytes
 from fedsieve.methods.em import Own
 from fedsieve.methods.fedsparse import Down, Up
 from fedsieve.models.task import ModelTask
-from fedsieve.models.zoo import read_model
+from fedsieve.models.zoo.registry import read_model
+from fedsieve.sparsity import masks
+from fedsieve.sparsity.masks import density, nonzero
 from fedsieve.wire.codec import Decoder, encode
 from small import rounds_of, small_job
 

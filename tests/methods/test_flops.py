@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import fedsieve
-from fedsieve.core import masks
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold, uniform
 from fedsieve.core.method import method_class
-from fedsieve.core.optimisers import ascend
-from fedsieve.core.units import Weights
 from fedsieve.methods.flops_pa import Sparse
 from fedsieve.models.task import ModelTask
-from fedsieve.models.zoo import read_model
+from fedsieve.models.zoo.registry import read_model
+from fedsieve.optim.optimisers import ascend
+from fedsieve.sparsity import masks
+from fedsieve.sparsity.units import Weights
 from small import rounds_of, small_job
 
 LINEAR = {"dataset": "synthetic(task=values, rows=200, test_rows=50, features=40, density=0.1)"}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import fedsieve
-from fedsieve.core import masks
 from fedsieve.core.keys import fold
 from fedsieve.methods.fedsparse import Up
+from fedsieve.sparsity import masks
 from small import SETTINGS, rounds_of, small_job
 
 SIZE = 64 * 12 + 12 * 10  # weights of mlp(hidden=[12]) on 8x8 pictures

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedsieve.config import make
 from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.method import Batch
-from fedsieve.job import build
+from fedsieve.jobs.config import make
+from fedsieve.jobs.job import build
 from fedsieve.matching import Settings, match, match_networks, visiting_orders
 from fedsieve.matching.layout import layout_of
 from fedsieve.methods.pfnm import Down, Up
 from fedsieve.models.task import ModelTask
-from fedsieve.models.zoo import read_model
+from fedsieve.models.zoo.registry import read_model
 from small import rounds_of, small_job
 
 KEY = fold(0, "test")

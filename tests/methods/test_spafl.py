@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedsieve.config import make
-from fedsieve.core import cut, masks, tree
+from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold, normal
 from fedsieve.core.method import Batch
-from fedsieve.core.optimisers import SGD
+from fedsieve.jobs.config import make
 from fedsieve.methods.spafl import Down, Server, SpaFL, State, Up
 from fedsieve.methods.threshold_training import Local, Trained
 from fedsieve.models.task import ModelTask
-from fedsieve.recipes.sizes import COLOUR32, GREY28, sizes
+from fedsieve.optim.optimisers import SGD
+from fedsieve.recipes.papers.sizes import COLOUR32, GREY28, sizes
+from fedsieve.sparsity import compaction, masks
 from small import rounds_of, small_job
 
 KEY = fold(0, "spafl")
@@ -475,8 +476,8 @@ def test_a_pruned_personal_model_is_a_smaller_dense_one_with_equal_outputs():
     state = State(own, {}, ())
     model = method.deploy(method.init_server(KEY), state)
     graph = method.task.graph
-    alive = cut.alive_channels(graph, masks.nonzero(model, graph.maskable))
-    small = cut.compact(graph, model, alive)
+    alive = compaction.alive_channels(graph, masks.nonzero(model, graph.maskable))
+    small = compaction.compact(graph, model, alive)
     assert [tuple(w.shape) for w in small.values()] == [(4, 1, 3, 3), (5, 4 * 16), (4, 5)]
     assert all(bool((w != 0).all()) for w in small.values())
     x = normal(fold(KEY, "x"), (7, 1, 6, 6))
@@ -570,13 +571,15 @@ def test_a_row_pruned_with_its_normalisation_leaves_a_smaller_network():
     assert len(used["1.running_mean"]) == 4
     state = State(own, {}, ())
     model = method.deploy(method.init_server(KEY), state)
-    small = cut.smallest(method.task, model)
+    small = compaction.smallest(method.task, model)
     assert [tuple(small[n].shape) for n in own.thresholds] == [(4, 1, 3, 3), (5, 4 * 36), (4, 5)]
     x = normal(fold(KEY, "x"), (7, 1, 6, 6))
     expected = method.task.predict(model, x)
     torch.testing.assert_close(method.task.predict(small, x), expected, rtol=0, atol=1e-6)
     kept = replace(method, prune_norms=False).deploy(method.init_server(KEY), state)
-    assert len(cut.smallest(method.task, kept)["0.weight"]) == 8  # shifted channels: none is cut
+    assert (
+        len(compaction.smallest(method.task, kept)["0.weight"]) == 8
+    )  # shifted channels: none is cut
 
 
 def test_without_a_preset_single_weights_are_pruned_but_none_of_the_output_layer():

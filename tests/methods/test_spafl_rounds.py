@@ -8,10 +8,10 @@ Local steps are the method's own: they have tests of their own.
 import pytest
 import torch
 
-from fedsieve.core import masks
 from fedsieve.core.keys import fold
 from fedsieve.methods.spafl import SpaFL
 from fedsieve.methods.threshold_training import Local
+from fedsieve.sparsity import masks
 from small import SETTINGS, rounds_of, small_job
 
 CLIENTS = 6

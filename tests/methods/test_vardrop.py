@@ -9,15 +9,16 @@ import torch
 from torch import nn
 
 import fedsieve
-from fedsieve.config import make
-from fedsieve.core import cut, tree
+from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
-from fedsieve.core.variational import Posterior
-from fedsieve.job import build
-from fedsieve.loop import open_rounds
+from fedsieve.inference.variational import Posterior
+from fedsieve.jobs.config import make
+from fedsieve.jobs.engine import open_rounds
+from fedsieve.jobs.job import build
 from fedsieve.methods.vardrop import Down, VarDrop
-from fedsieve.recipes.sizes import GREY28, gib, sizes
+from fedsieve.recipes.papers.sizes import GREY28, gib, sizes
+from fedsieve.sparsity import compaction
 from fedsieve.wire.codec import Decoder, encode
 from small import SETTINGS, rounds_of, small_job
 
@@ -186,7 +187,7 @@ def test_the_pruned_model_answers_like_the_masked_one(tmp_path):
         for n, w in heard.model.posterior.weights.items()
     }
     assert tree.equal(deployed, masked)
-    small = cut.compact(graph, deployed, cut.alive_channels(graph, server.kept))
+    small = compaction.compact(graph, deployed, compaction.alive_channels(graph, server.kept))
     assert sum(w.numel() for w in small.values()) < sum(w.numel() for w in deployed.values())
     x = next(job.federation.test_batches(job.federation.test(0))).x
     torch.testing.assert_close(task.predict(small, x), task.predict(deployed, x))

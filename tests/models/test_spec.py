@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional
 
 from fedsieve.core.errors import ModelError
-from fedsieve.models.lstm import Lstm
-from fedsieve.models.resnet import Resnet8, Resnet20Gn
 from fedsieve.models.spec import trace
+from fedsieve.models.zoo.lstm import Lstm
+from fedsieve.models.zoo.resnet import Resnet8, Resnet20Gn
 
 IMAGE = (3, 8, 8)
 

@@ -6,16 +6,17 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss, mean_squared_err
 from torch import nn
 from torch.nn import functional
 
-from fedsieve.core import keys, variational
+from fedsieve.core import keys
 from fedsieve.core.errors import ConfigError, DataError, ModelError
 from fedsieve.core.keys import Key
-from fedsieve.core.local import train
 from fedsieve.core.method import Batch
-from fedsieve.core.optimisers import Adam
-from fedsieve.models.cnn7 import Cnn7
-from fedsieve.models.lenet import ConvSmall
-from fedsieve.models.linear import Linear, Mlp
+from fedsieve.inference import variational
 from fedsieve.models.task import ModelTask
+from fedsieve.models.zoo.cnn7 import Cnn7
+from fedsieve.models.zoo.lenet import ConvSmall
+from fedsieve.models.zoo.linear import Linear, Mlp
+from fedsieve.optim.local import train
+from fedsieve.optim.optimisers import Adam
 
 IMAGE = (1, 8, 8)
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from fedsieve.core.errors import ConfigError, ModelError
 from fedsieve.core.options import name_of, spell
-from fedsieve.models.lstm import Lstm, StackedLstm
 from fedsieve.models.spec import trace
-from fedsieve.models.zoo import MODELS, read_model
+from fedsieve.models.zoo.lstm import Lstm, StackedLstm
+from fedsieve.models.zoo.registry import MODELS, read_model
 
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fedsieve.config import make
-from fedsieve.recipes import attacks
+from fedsieve.jobs.config import make
+from fedsieve.recipes.papers import attacks
 from fedsieve.recipes.recipe import Recipe, Tier
-from fedsieve.recipes.run import reproduce
+from fedsieve.recipes.runner import reproduce
 
 
 def test_every_method_meets_every_attack_with_every_rule():

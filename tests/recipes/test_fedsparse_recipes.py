@@ -2,10 +2,10 @@
 
 import pytest
 
-from fedsieve.library import obtain
-from fedsieve.recipes import fedsparse
+from fedsieve.jobs.library import obtain
+from fedsieve.recipes.papers import fedsparse
 from fedsieve.recipes.recipe import METRICS, Recipe, Row, Tier
-from fedsieve.recipes.run import reproduce
+from fedsieve.recipes.runner import reproduce
 
 
 def test_costs_of_gates_and_totals_are_those_of_the_paper():

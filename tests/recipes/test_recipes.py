@@ -4,16 +4,17 @@ import dataclasses
 
 import pytest
 
-from fedsieve import library
-from fedsieve.api import Watcher
-from fedsieve.config import make
 from fedsieve.core.errors import ConfigError, DataError
-from fedsieve.core.optimisers import SGD
-from fedsieve.core.schedules import Constant
-from fedsieve.job import canonical
+from fedsieve.jobs import library
+from fedsieve.jobs.api import Watcher
+from fedsieve.jobs.config import make
+from fedsieve.jobs.job import canonical
 from fedsieve.methods.spafl import SpaFL
-from fedsieve.recipes.em_fashion_mnist import recipe as em
+from fedsieve.optim.optimisers import SGD
+from fedsieve.optim.schedules import Constant
 from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
+from fedsieve.recipes.papers.em_fashion_mnist import recipe as em
+from fedsieve.recipes.papers.sizes import GREY28, sizes
 from fedsieve.recipes.recipe import (
     TIERS,
     AtLeast,
@@ -30,8 +31,7 @@ from fedsieve.recipes.recipe import (
     register,
     registered,
 )
-from fedsieve.recipes.run import reproduce
-from fedsieve.recipes.sizes import GREY28, sizes
+from fedsieve.recipes.runner import reproduce
 
 TINY = {"dataset": "digits", "model": "mlp(hidden=[8])", "clients": 4, "rounds": 2}
 ACCURACY = Expected("global_accuracy", Within(0.5, 0.1), "by hand")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fedsieve import library
-from fedsieve.engines.interrupt import Interrupt
+from fedsieve.engine.interrupt import Interrupt
+from fedsieve.jobs import library
 
 
 def test_recipes_are_listed_with_data_and_cost(cli, tmp_path):

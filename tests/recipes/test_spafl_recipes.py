@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedsieve.library import obtain
+from fedsieve.jobs.library import obtain
 from fedsieve.recipes.recipe import METRICS, AtMost, Recipe, Row, Tier, find
-from fedsieve.recipes.run import lines
+from fedsieve.recipes.runner import lines
 
 TINY = {"model": "mlp(hidden=[4])", "clients": 4, "cohort": 2, "rounds": 3, "eval_every": 3}
 

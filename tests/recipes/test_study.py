@@ -8,9 +8,9 @@ from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.core.keys import Key
 from fedsieve.matching.layout import layout_of
 from fedsieve.models.task import ModelTask
-from fedsieve.models.zoo import read_model
-from fedsieve.recipes import matching_one_shot as one_shot
-from fedsieve.recipes.fusions import k_means_network, uniform_ensemble, weighted_ensemble
+from fedsieve.models.zoo.registry import read_model
+from fedsieve.recipes.papers import matching_one_shot as one_shot
+from fedsieve.recipes.papers.fusions import k_means_network, uniform_ensemble, weighted_ensemble
 from fedsieve.recipes.recipe import AtLeast, Expected, Study, StudyTier, Within, find
 from fedsieve.recipes.study import carry_out
 

@@ -4,8 +4,8 @@ from decimal import Decimal
 
 import pytest
 
-from fedsieve.recipes import communication_totals, dense_flops
 from fedsieve.recipes.figure import Figure, judge
+from fedsieve.recipes.papers import communication_totals, dense_flops
 from fedsieve.recipes.recipe import find
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedsieve.library import obtain
+from fedsieve.jobs.library import obtain
+from fedsieve.recipes.papers.sizes import COLOUR32, GREY28, sizes, trainable
 from fedsieve.recipes.recipe import METRICS, find
-from fedsieve.recipes.sizes import COLOUR32, GREY28, sizes, trainable
 
 CIFARNET = (25 + 1) * 64 + (25 * 64 + 1) * 64 + (3136 + 1) * 384 + (384 + 1) * 192 + (192 + 1) * 10
 

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from fedsieve.cli.compare import compare_runs
-from fedsieve.config import make, to_toml
 from fedsieve.core.errors import ConfigError
 from fedsieve.drawing import text
-from fedsieve.ledger.rows import Row, Summary, best, last
-from fedsieve.library import Record, read_run
+from fedsieve.jobs.config import make, to_toml
+from fedsieve.jobs.library import Record, read_run
+from fedsieve.metrics.rows import SCORES, Row, Summary, best, last
 from fedsieve.report import budget
 from fedsieve.report.answer import Candidate, answer
 from fedsieve.report.budget import AXES, figure
@@ -43,8 +43,8 @@ def record(rows, path="run", method="fedavg", seed=0, partition="p0", stopped="f
             "flops_ideal", "flops_realisable",
         )
     }  # fmt: skip
-    scores = {name: last(rows, name) for name in budget.METRICS}
-    tops = {f"best_{name}": best(rows, name) for name in budget.METRICS}
+    scores = {name: last(rows, name) for name in SCORES}
+    tops = {f"best_{name}": best(rows, name) for name in SCORES}
     summary = Summary(
         method=method, dataset=config.dataset, model="m", partition="iid", seed=seed,
         partition_fingerprint=partition, num_clients=2, rounds=len(rows), seconds=1.0,

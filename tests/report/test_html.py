@@ -10,12 +10,12 @@ import tomli_w
 import torch
 
 import fedsieve
-from fedsieve.config import make, read_toml
 from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.drawing import svg
 from fedsieve.drawing.html import escape, large, size, tag
-from fedsieve.engines.folder import RunFolder
-from fedsieve.job import split_data
+from fedsieve.engine.run_folder import RunFolder
+from fedsieve.jobs.config import make, read_toml
+from fedsieve.jobs.job import split_data
 from fedsieve.report import figures, page
 from fedsieve.report.checks import warnings
 from report import browser

@@ -8,10 +8,10 @@ import time
 import msgspec
 import pytest
 
-from fedsieve.ledger.rows import Row, Summary
+from fedsieve.jobs.result import Result
+from fedsieve.metrics.rows import Row, Summary
 from fedsieve.report.frames import frame
 from fedsieve.report.watch import Follower, sparkline
-from fedsieve.result import Result
 
 
 def row(number, **fields):

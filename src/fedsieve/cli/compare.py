@@ -57,7 +57,7 @@ def compare_runs(
     ```
     """
     # torch takes seconds: help and wrong options are answered before.
-    from fedsieve.library import read_run
+    from fedsieve.jobs.library import read_run
     from fedsieve.report.compare import compare, group
     from fedsieve.report.curves import draw
 

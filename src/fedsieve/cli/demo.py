@@ -21,7 +21,7 @@ from rich.table import Table
 
 from fedsieve.cli.compare import console
 from fedsieve.core.errors import ConfigError, FedsieveError, unknown
-from fedsieve.engines.interrupt import Interrupt
+from fedsieve.engine.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from fedsieve.report.watch import Follower, Seen
@@ -256,7 +256,7 @@ def _now(job: Job) -> str:
 
 
 def _outcome(jobs: Sequence[Job], folder: Path) -> Outcome:
-    from fedsieve.api import one_thread
+    from fedsieve.jobs.api import one_thread
     from fedsieve.report import page
     from fedsieve.report.answer import Candidate, answer
 
@@ -282,7 +282,7 @@ def _outcome(jobs: Sequence[Job], folder: Path) -> Outcome:
 
 def _line(job: Job) -> Line:
     from fedsieve.export.size import download_bytes
-    from fedsieve.library import read_run
+    from fedsieve.jobs.library import read_run
 
     about, folder = SYSTEMS[job.name][0], str(job.folder)
     try:

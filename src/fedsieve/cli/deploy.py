@@ -56,10 +56,10 @@ def deploy(
     ```
     """
     _need_flower()
-    from fedsieve.api import Watcher
     from fedsieve.cli.progress import Rows, conclude, shown
-    from fedsieve.deploy import Server
-    from fedsieve.deploy import deploy as run
+    from fedsieve.deploy.server import Server
+    from fedsieve.deploy.server import deploy as run
+    from fedsieve.jobs.api import Watcher
 
     server = Server(
         host=host,
@@ -110,8 +110,8 @@ def node(
     ```
     """
     _need_flower()
-    from fedsieve.engines.interrupt import Interrupt
-    from fedsieve.node import Node, run
+    from fedsieve.deploy.node import Node, run
+    from fedsieve.engine.interrupt import Interrupt
 
     logging.getLogger("fedsieve").setLevel(logging.INFO)
     own = Node(
@@ -144,8 +144,8 @@ def cert(
     `node.pub`, which the server keeps as `nodes/K.pub`.
     """
     _need_flower()
-    from fedsieve.engines.remote import certificates
-    from fedsieve.engines.remote.signature import fresh_key
+    from fedsieve.deploy import certificates
+    from fedsieve.deploy.signature import fresh_key
 
     if own_key:
         certificates.write_key(folder / "node", fresh_key())

@@ -20,8 +20,8 @@ def export(
     The folder gets `model.safetensors` and `model.json`; `fedsieve.export.load(DIR)` makes a torch
     module of them.
     """
-    from fedsieve.api import one_thread
     from fedsieve.export import export_run
+    from fedsieve.jobs.api import one_thread
 
     with one_thread():
         found = export_run(run, out, data_root, client)

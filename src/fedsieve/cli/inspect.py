@@ -14,7 +14,7 @@ from rich.table import Table
 from fedsieve.core.errors import DataError
 
 if TYPE_CHECKING:
-    from fedsieve.ledger.bytes import Sent, Traffic
+    from fedsieve.metrics.bytes import Sent, Traffic
     from fedsieve.wire.inspect import Inspection
 
 
@@ -31,7 +31,7 @@ def inspect_path(
     also shows which client uses which global atom, and how good the pieces are.
     """
     from fedsieve.cli.matching import show_matching
-    from fedsieve.pieces import is_matching
+    from fedsieve.jobs.inspect import is_matching
     from fedsieve.wire.inspect import inspect, read_frame
 
     if path.is_dir():
@@ -79,8 +79,8 @@ def _message(found: Inspection) -> None:
 
 
 def _run(folder: Path) -> None:
-    from fedsieve.engines.folder import complete_lines
-    from fedsieve.ledger.bytes import Sent
+    from fedsieve.engine.run_folder import complete_lines
+    from fedsieve.metrics.bytes import Sent
 
     ledger = folder / "messages.jsonl"
     if not ledger.exists():
@@ -107,7 +107,7 @@ def _run(folder: Path) -> None:
 
 
 def _rows(table: Table, name: str, messages: list[Sent]) -> None:
-    from fedsieve.ledger.bytes import total
+    from fedsieve.metrics.bytes import total
 
     for direction in ("down", "up"):
         traffic: Traffic = total(messages, direction)

@@ -32,8 +32,8 @@ def methods(
             table.add_row(known, about)
         console.print(table)
         return
-    from fedsieve.config import field_notes, method_options
     from fedsieve.core.method import method_class
+    from fedsieve.jobs.config import field_notes, method_options
 
     cls = method_class(name)
     module = inspect.getmodule(cls)
@@ -57,7 +57,7 @@ def datasets(
     data_root: s.DataRoot = None,
 ) -> None:
     """List data sets and whether their files are there."""
-    from fedsieve.data.sources import catalogue
+    from fedsieve.data.sources.registry import catalogue
 
     table = Table("data set", "what it is", "examples", "here", box=None)
     for line in catalogue(data_root):
@@ -69,7 +69,7 @@ def datasets(
 
 def models() -> None:
     """List models and their options."""
-    from fedsieve.models.zoo import MODELS
+    from fedsieve.models.zoo.registry import MODELS
 
     table = Table("model", "what it is", "options", box=None)
     for cls in MODELS:

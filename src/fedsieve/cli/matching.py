@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsieve.core.errors import DataError
+from fedsieve.jobs.inspect import pieces, read_matched
 from fedsieve.matching.picture import as_svg, as_text
 from fedsieve.matching.result import table
-from fedsieve.pieces import pieces, read_matched
 
 
 def show_matching(folder: Path, svg: Path | None) -> None:

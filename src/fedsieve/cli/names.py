@@ -48,7 +48,7 @@ def models() -> list[str]:
 
 
 def _modules(package: str) -> Iterator[ast.Module]:
-    for path in sorted((_ROOT / package).glob("*.py")):
+    for path in sorted((_ROOT / package).rglob("*.py")):
         yield ast.parse(path.read_text(encoding="utf-8"))
 
 

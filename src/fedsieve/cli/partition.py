@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from fedsieve.data.partition import Share
+    from fedsieve.data.partitions.partition import Share
 
 COLOURS = (
     "red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green",
@@ -43,10 +43,10 @@ def partition(
 
     The same data set, partition, clients and seed give the same fingerprint in `fedsieve run`.
     """
-    from fedsieve.api import one_thread
-    from fedsieve.config import make
-    from fedsieve.data.partition import describe
-    from fedsieve.job import split_data
+    from fedsieve.data.partitions.partition import describe
+    from fedsieve.jobs.api import one_thread
+    from fedsieve.jobs.config import make
+    from fedsieve.jobs.job import split_data
 
     config = make(
         {

@@ -13,7 +13,7 @@ from rich.table import Table
 from fedsieve.cli import settings as s
 
 if TYPE_CHECKING:
-    from fedsieve.forecast import Direction, Forecast
+    from fedsieve.jobs.forecast import Direction, Forecast
 
 
 @s.with_settings
@@ -27,10 +27,10 @@ def plan(
     be like the last of them. Where density falls over the run, bytes in all and density are those
     of a run of 20 rounds with one step each.
     """
-    from fedsieve.api import one_thread
-    from fedsieve.config import make
-    from fedsieve.forecast import PROBED, forecast
-    from fedsieve.job import build
+    from fedsieve.jobs.api import one_thread
+    from fedsieve.jobs.config import make
+    from fedsieve.jobs.forecast import PROBED, forecast
+    from fedsieve.jobs.job import build
 
     with one_thread():
         asked = make(settings)

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsieve.ledger.rows import Row, Summary
-from fedsieve.progress import Lines, Live, Watcher, duration, megabytes, shown
+from fedsieve.jobs.progress import Lines, Live, Watcher, duration, megabytes, shown
+from fedsieve.metrics.rows import Row, Summary
 
 __all__ = [
     "Lines", "Live", "Rows", "conclude", "duration", "megabytes", "print_summary", "shown",

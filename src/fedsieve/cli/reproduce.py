@@ -16,10 +16,10 @@ from fedsieve.cli.compare import console
 from fedsieve.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from fedsieve.api import Watcher
+    from fedsieve.jobs.api import Watcher
     from fedsieve.recipes.figure import Calculated
     from fedsieve.recipes.recipe import Expected, Measured, Recipe, Study, TierName
-    from fedsieve.recipes.run import Line, Outcome
+    from fedsieve.recipes.runner import Line, Outcome
 
 
 def reproduce(
@@ -46,11 +46,11 @@ def reproduce(
     fedsieve reproduce em_fashion_mnist --tier small --seeds 3 --workers 2
     ```
     """
-    from fedsieve.api import Watcher
     from fedsieve.cli.progress import shown
+    from fedsieve.jobs.api import Watcher
     from fedsieve.recipes.figure import Calculated
     from fedsieve.recipes.recipe import Study, find
-    from fedsieve.recipes.run import reproduce as reproduce_recipe
+    from fedsieve.recipes.runner import reproduce as reproduce_recipe
     from fedsieve.recipes.study import carry_out
 
     if name is None:
@@ -97,7 +97,7 @@ def _tier(name: str) -> TierName:
 
 def _list(data_root: Path | None) -> None:
     from fedsieve.cli.progress import duration
-    from fedsieve.data.sources import catalogue
+    from fedsieve.data.sources.registry import catalogue
     from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
     from fedsieve.recipes.figure import Calculated
     from fedsieve.recipes.recipe import Study, registered

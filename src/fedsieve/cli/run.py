@@ -36,9 +36,9 @@ def run(
     fedsieve run --out runs/long --track tensorboard:boards/long
     ```
     """
-    from fedsieve import api
     from fedsieve.cli.progress import Rows, conclude, shown
-    from fedsieve.trackers import Several, tracker
+    from fedsieve.jobs import api
+    from fedsieve.jobs.trackers import Several, tracker
 
     view = Rows() if json else api.Watcher() if quiet else shown()
     watcher = Several(view, *map(tracker, track or []))

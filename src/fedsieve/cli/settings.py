@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from fedsieve.cli import names
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.options import coerce
-from fedsieve.settings import SETTINGS, Config
+from fedsieve.jobs.settings import SETTINGS, Config
 
 Given: TypeAlias = dict[str, Any]
 DataRoot: TypeAlias = Annotated[Path | None, typer.Option(help=SETTINGS["data_root"].about)]
@@ -126,7 +126,7 @@ def _collected(config: Path | None, set_: list[str] | None, given: Given) -> Giv
     read = {n: coerce(v, hints[n], n) if n in SETTINGS else v for n, v in flags.items()}
     if config is None:
         return read
-    from fedsieve.config import read_toml
+    from fedsieve.jobs.config import read_toml
 
     return read_toml(config) | read
 

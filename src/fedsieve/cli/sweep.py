@@ -10,10 +10,10 @@ import typer
 
 from fedsieve.cli import settings as s
 from fedsieve.cli.compare import console, narrow, number, plain, score
-from fedsieve.ledger.rows import Summary
+from fedsieve.metrics.rows import Summary
 
 if TYPE_CHECKING:
-    from fedsieve.sweep import Done, Point, Progress, Told
+    from fedsieve.jobs.sweep import Done, Point, Progress, Told
 
 Root = Annotated[Path, typer.Option(help="Library: every run is made once and found again.")]
 Jobs = Annotated[int, typer.Option(help="Jobs side by side, one core each.")]
@@ -43,7 +43,7 @@ def run_sweep(
 
     Exit codes: 0 all finished, 1 some failed, 130 stopped.
     """
-    from fedsieve.sweep import read_grid, sweep
+    from fedsieve.jobs.sweep import read_grid, sweep
 
     axes = read_grid(grid or [])
     told = teller([*axes, "seed"])

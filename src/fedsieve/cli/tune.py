@@ -13,7 +13,7 @@ from fedsieve.cli.compare import console, narrow, plain, score
 from fedsieve.cli.sweep import Jobs, Root, teller
 
 if TYPE_CHECKING:
-    from fedsieve.tune import Tuned
+    from fedsieve.jobs.tune import Tuned
 
 
 @s.with_settings
@@ -69,8 +69,8 @@ def run_tune(
     fedsieve tune --space "epochs=int(1,5)" --space "optimiser=choice(sgd,adam)" --workers 2
     ```
     """
-    from fedsieve.space import read_space
-    from fedsieve.tune import tune
+    from fedsieve.jobs.search_space import read_space
+    from fedsieve.jobs.tune import tune
 
     ranges = read_space(space or [])
     try:
@@ -99,8 +99,8 @@ def run_tune(
 
 
 def _table(found: list[Tuned]) -> None:
+    from fedsieve.jobs.library import TUNING_FILE
     from fedsieve.report.budget import figure
-    from fedsieve.report.compare import TUNING_FILE
 
     table = narrow("method", "trials", "diverged", "validation", "test", "best setting")
     for tuning, records in found:

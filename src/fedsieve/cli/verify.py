@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
-    from fedsieve.engines.verify import Verdict
+    from fedsieve.engine.verify import Verdict
 
 _STYLE = {"whole": "green", "damaged": "red", "unproved": "yellow"}
 
@@ -30,7 +30,7 @@ def verify_run(
     fedsieve verify runs/first
     ```
     """
-    from fedsieve.engines.verify import verify
+    from fedsieve.engine.verify import verify
 
     found = verify(run)
     if as_json:

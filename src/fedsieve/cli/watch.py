@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fedsieve.core.errors import DataError
-from fedsieve.ledger.rows import Row, last
+from fedsieve.metrics.rows import Row, last
 
 if TYPE_CHECKING:
     from fedsieve.report.watch import Follower, Seen

@@ -30,7 +30,6 @@ from typing import (
 
 from torch import Tensor
 
-from fedsieve.core import schedules
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.graph import LayerGraph
 from fedsieve.core.keys import Key
@@ -167,7 +166,7 @@ class Method(ABC, Generic[Server, State, Down, Up]):
         Warns of what cannot work in so few rounds as it is set.
         """
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return replace(self, **{n: schedules.in_run(v, rounds) for n, v in values.items()})  # type: ignore[type-var]
+        return replace(self, **{n: in_run(v, rounds) for n, v in values.items()})  # type: ignore[type-var]
 
     @abstractmethod
     def init_server(self, key: Key) -> Server:
@@ -241,6 +240,11 @@ class Method(ABC, Generic[Server, State, Down, Up]):
 
 
 AnyMethod: TypeAlias = Method[Any, Any, Any, Any]
+
+
+def in_run(value: Any, rounds: int) -> Any:
+    """An option in a run of so many rounds: schedules that end with the run are told when."""
+    return value.in_run(rounds) if hasattr(value, "in_run") else value
 
 
 def message_types(method: AnyMethod) -> tuple[type, type]:

@@ -15,7 +15,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.method import Batch
 from fedsieve.core.options import in_range
 from fedsieve.data.dataset import Dataset
-from fedsieve.data.partition import Partition
+from fedsieve.data.partitions.partition import Partition
 
 _LARGE_BATCH = 512
 _GATHERED_VALUES = 2**15

@@ -11,13 +11,13 @@ import msgspec
 import safetensors.torch
 from torch import Tensor, nn
 
-from fedsieve.core.cut import smallest
 from fedsieve.core.errors import DataError, ModelError
 from fedsieve.core.message import Params
 from fedsieve.core.method import Task
-from fedsieve.engines import blob, disk
-from fedsieve.ledger.flops import size
-from fedsieve.models.zoo import read_model
+from fedsieve.engine import blob, disk
+from fedsieve.metrics.macs import size
+from fedsieve.models.zoo.registry import read_model
+from fedsieve.sparsity.compaction import smallest
 
 TENSORS, DESCRIPTION = "model.safetensors", "model.json"
 

@@ -8,10 +8,10 @@ from fedsieve.core.keys import fold
 from fedsieve.core.message import Params
 from fedsieve.core.method import Task
 from fedsieve.core.options import in_range
-from fedsieve.engines.folder import RunFolder
+from fedsieve.engine.run_folder import RunFolder
 from fedsieve.export.model import TENSORS, Description, Inputs, save
-from fedsieve.job import Job, build
-from fedsieve.library import Record, read_run, read_tensors
+from fedsieve.jobs.job import Job, build
+from fedsieve.jobs.library import Record, read_run, read_tensors
 
 
 def export_run(
@@ -71,7 +71,7 @@ def _job(record: Record, data_root: Path | None) -> Job:
     if config.model.startswith("object:"):
         raise ConfigError(
             f"{run}: its model was an object, {config.model.removeprefix('object:')}, which has no "
-            "name to build it by. Use fedsieve.core.cut.smallest on its tensors."
+            "name to build it by. Use fedsieve.sparsity.compaction.smallest on its tensors."
         )
     return build(config if data_root is None else replace(config, data_root=str(data_root)))
 

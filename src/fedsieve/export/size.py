@@ -4,11 +4,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, NamedTuple
 
-from fedsieve.core import masks
-from fedsieve.core.cut import smallest
 from fedsieve.core.message import Bits, Kept, Params
 from fedsieve.core.method import Task
 from fedsieve.export.run import models_of
+from fedsieve.sparsity import masks
+from fedsieve.sparsity.compaction import smallest
 from fedsieve.wire.codec import encode
 
 

@@ -14,14 +14,15 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAl
 
 from torch import Tensor
 
-from fedsieve.core import local, tree
+from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Examples, Mask, Params
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Task
-from fedsieve.core.optimisers import SGD, Moments, Optimiser
 from fedsieve.core.options import in_range
-from fedsieve.core.priors import PointPrior, Prior
-from fedsieve.core.schedules import Cosine, Schedule
+from fedsieve.inference.priors import PointPrior, Prior
+from fedsieve.optim import local
+from fedsieve.optim.optimisers import SGD, Moments, Optimiser
+from fedsieve.optim.schedules import Cosine, Schedule
 
 PAPER = {"lr": 0.1, "clip_norm": None, "schedule": "constant"}
 

@@ -9,7 +9,7 @@ Differs  nothing; `weighting="uniform"` gives the mean 1/K of the EM paper.
 from dataclasses import dataclass
 
 from fedsieve.core.method import register
-from fedsieve.core.priors import Gaussian
+from fedsieve.inference.priors import Gaussian
 from fedsieve.methods.em import PointEM
 
 

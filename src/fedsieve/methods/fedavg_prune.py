@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedsieve.core import masks
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
-from fedsieve.core.units import Weights, budget
 from fedsieve.methods.em import PAPER, Memory, Server
 from fedsieve.methods.fedavg import FedAvg
+from fedsieve.sparsity import masks
+from fedsieve.sparsity.units import Weights, budget
 
 
 @register("fedavg_prune")
@@ -24,7 +24,7 @@ class FedAvgPrune(FedAvg):
     """Dense training, a sparse model at the end."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER | {"target_density": 0.1}}
-    target_density: float = 0.3  # rho: share of what is pruned that is deployed
+    target_density: float = 0.4  # rho: share of what is pruned that is deployed
     units: Weights = Weights(biases=False)  # what is pruned: weights, or their biases too
 
     def __post_init__(self) -> None:

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from fedsieve.core import keys, tree
-from fedsieve.core.cut import compact, restore
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Examples, Mask, Params
 from fedsieve.core.method import Batches, register
-from fedsieve.core.optimisers import SGD, Moments, Optimiser, init_moments, update
 from fedsieve.core.options import in_range
 from fedsieve.methods.em import PAPER, Begun, HardEM, Memory, Own
+from fedsieve.optim.optimisers import SGD, Moments, Optimiser, init_moments, update
+from fedsieve.sparsity.compaction import compact, restore
 
 
 class Server(NamedTuple):

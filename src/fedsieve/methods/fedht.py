@@ -21,4 +21,4 @@ class FedHT(FedIterHT):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     thresholds_steps: ClassVar[bool] = False
-    target_density: float = 0.2  # rho: share of what is thresholded that is kept
+    target_density: float = 0.4  # rho: share of what is thresholded that is kept

@@ -17,14 +17,16 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 
-from fedsieve.core import local, masks, tree
+from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params
 from fedsieve.core.method import Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import SGD, Optimiser
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import Cosine, Schedule, gradual, ramp_in_run
-from fedsieve.core.units import Weights, budget, level, regrown
+from fedsieve.optim import local
+from fedsieve.optim.optimisers import SGD, Optimiser
+from fedsieve.optim.schedules import Cosine, Schedule, gradual, ramp_in_run
+from fedsieve.sparsity import masks
+from fedsieve.sparsity.units import Weights, budget, level, regrown
 
 PAPER = {
     "target_density": 0.1,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
-from fedsieve.core.priors import Laplace
+from fedsieve.inference.priors import Laplace
 from fedsieve.methods.em import PointEM
 
 

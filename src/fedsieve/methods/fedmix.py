@@ -20,7 +20,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Exact, Params
 from fedsieve.core.method import Batches, register
 from fedsieve.core.options import in_range
-from fedsieve.core.priors import Components, Mixture
+from fedsieve.inference.priors import Components, Mixture
 from fedsieve.methods.em import Begun, HardEM, Up
 
 SHARES = "mixture.shares"

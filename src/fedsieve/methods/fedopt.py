@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from fedsieve.core.keys import Key
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
-from fedsieve.core.optimisers import Adam, Moments, Optimiser, init_moments, update
 from fedsieve.core.options import in_range
-from fedsieve.core.priors import Gaussian
+from fedsieve.inference.priors import Gaussian
 from fedsieve.methods.em import PAPER, PointEM, Server
+from fedsieve.optim.optimisers import Adam, Moments, Optimiser, init_moments, update
 
 
 @register("fedopt")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
-from fedsieve.core.priors import Gaussian
+from fedsieve.inference.priors import Gaussian
 from fedsieve.methods.em import PointEM
 
 

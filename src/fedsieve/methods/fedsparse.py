@@ -19,17 +19,17 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 import torch
 from torch.nn.functional import softplus
 
-from fedsieve.core import masks
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params
 from fedsieve.core.method import Batches, register
-from fedsieve.core.optimisers import SGD, Adamax, Moments, Optimiser, init_moments, update
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import gradual, ramp_in_run
-from fedsieve.core.spike_and_slab import Drawn, Gated, Slab, SpikeAndSlab, inverse_softplus
+from fedsieve.inference.spike_and_slab import Drawn, Gated, Slab, SpikeAndSlab, inverse_softplus
 from fedsieve.methods.em import Begun, HardEM, Memory, Own
+from fedsieve.optim.optimisers import SGD, Adamax, Moments, Optimiser, init_moments, update
+from fedsieve.optim.schedules import gradual, ramp_in_run
+from fedsieve.sparsity import masks
 
 OPEN = -10.0  # v of groups that stay: a threshold of 5e-5
 PAPER = {

@@ -17,14 +17,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedsieve.core import local, tree
+from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Change, Count, Dense, Examples, Params
 from fedsieve.core.method import Batch, Batches, Cohort, Method, Metrics, register
-from fedsieve.core.optimisers import SGD, ascend
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import ramp_in_run
 from fedsieve.methods.gated import GatedWeights
+from fedsieve.optim import local
+from fedsieve.optim.optimisers import SGD, ascend
+from fedsieve.optim.schedules import ramp_in_run
 
 PAPER = {
     "target_density": 0.05,

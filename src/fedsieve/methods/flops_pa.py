@@ -21,16 +21,18 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedsieve.core import local, masks, tree
+from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params, Scalar
 from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
-from fedsieve.core.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import ramp_in_run
-from fedsieve.core.units import level, regrown
 from fedsieve.methods.gated import GatedWeights
+from fedsieve.optim import local
+from fedsieve.optim.optimisers import SGD, DualAscent, Optimiser
+from fedsieve.optim.schedules import ramp_in_run
+from fedsieve.sparsity import masks
+from fedsieve.sparsity.units import level, regrown
 
 PAPER = {
     "target_density": 0.05,

@@ -15,15 +15,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsieve.core import keys, masks
+from fedsieve.core import keys
 from fedsieve.core.errors import ConfigError
-from fedsieve.core.gates import HardConcrete
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Task
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import Cosine, Schedule, gradual
-from fedsieve.core.units import Units, Weights, budget
+from fedsieve.optim.schedules import Cosine, Schedule, gradual
+from fedsieve.sparsity import masks
+from fedsieve.sparsity.hard_concrete import HardConcrete
+from fedsieve.sparsity.units import Units, Weights, budget
 
 _SPREAD = 0.1  # deviation of initial gate logits
 

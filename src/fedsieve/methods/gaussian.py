@@ -15,15 +15,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedsieve.core import local, optimisers, variational
 from fedsieve.core.keys import Key
-from fedsieve.core.local import Trained
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Task
-from fedsieve.core.optimisers import SGD, Adam, Moments, Optimiser
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import Cosine, Schedule
-from fedsieve.core.variational import Posterior
+from fedsieve.inference import variational
+from fedsieve.inference.variational import Posterior
+from fedsieve.optim import local, optimisers
+from fedsieve.optim.local import Trained
+from fedsieve.optim.optimisers import SGD, Adam, Moments, Optimiser
+from fedsieve.optim.schedules import Cosine, Schedule
 
 
 class Model(NamedTuple):

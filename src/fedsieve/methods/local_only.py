@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from fedsieve.core import local
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import SGD, Moments, Optimiser
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import Cosine, Schedule
 from fedsieve.methods.em import PAPER
+from fedsieve.optim import local
+from fedsieve.optim.optimisers import SGD, Moments, Optimiser
+from fedsieve.optim.schedules import Cosine, Schedule
 
 
 class Nothing(NamedTuple):

@@ -17,19 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.core import keys, local, tree
+from fedsieve.core import keys, tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Exact, Params, Sender
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Task, register
-from fedsieve.core.optimisers import SGD, Optimiser
 from fedsieve.core.options import in_range
-from fedsieve.core.priors import Gaussian
-from fedsieve.core.schedules import Cosine, Schedule
+from fedsieve.inference.priors import Gaussian
 from fedsieve.matching import Settings, match_networks, visiting_orders
 from fedsieve.matching.book import own_atoms, write_book
 from fedsieve.matching.costs import PresetName
 from fedsieve.matching.layout import Layout, layout_of
+from fedsieve.optim import local
+from fedsieve.optim.optimisers import SGD, Optimiser
+from fedsieve.optim.schedules import Cosine, Schedule
 
 CLASSES = "classes"
 

@@ -25,8 +25,8 @@ from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Params, count_nonzero
 from fedsieve.core.method import Batches, Method, Metrics, register
-from fedsieve.core.optimisers import Moments
 from fedsieve.methods.threshold_training import Local, ThresholdTraining, Trained
+from fedsieve.optim.optimisers import Moments
 
 
 class Server(NamedTuple):

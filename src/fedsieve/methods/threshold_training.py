@@ -14,16 +14,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsieve.core import cut, local, masks
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Mask, Params
 from fedsieve.core.method import Batch, Batches, Task
-from fedsieve.core.optimisers import SGD, Moments, Optimiser, undecayed
 from fedsieve.core.options import in_range
-from fedsieve.core.schedules import Cosine, Schedule
-from fedsieve.core.thresholds import Granularity, Penalty, Slope, Thresholding, penalty
+from fedsieve.optim import local
+from fedsieve.optim.optimisers import SGD, Moments, Optimiser, undecayed
+from fedsieve.optim.schedules import Cosine, Schedule
+from fedsieve.sparsity import compaction, masks
+from fedsieve.sparsity.thresholds import Granularity, Penalty, Slope, Thresholding, penalty
 
 
 class Local(NamedTuple):
@@ -170,22 +171,22 @@ class ThresholdTraining:
 
         return objective
 
-    def _effective(self, own: Local, mask: Mask) -> tuple[Params, cut.Indices]:
+    def _effective(self, own: Local, mask: Mask) -> tuple[Params, compaction.Indices]:
         """What the forward pass sees: masked weights, if compact without channels that are 0."""
-        (weights, thresholds), kept, found = own, mask, cut.Indices()
+        (weights, thresholds), kept, found = own, mask, compaction.Indices()
         norms, graph = self._norms_kept(mask), self.task.graph
         weights = weights | {n: weights[n] * m for n, m in norms.items()}
         if self.compact_training:
-            found = cut.indices(graph, cut.written_channels(graph, mask | norms))
+            found = compaction.indices(graph, compaction.written_channels(graph, mask | norms))
             weights, thresholds, kept = (
-                cut.take(part, found, (0,)) for part in (weights, thresholds, mask)
+                compaction.take(part, found, (0,)) for part in (weights, thresholds, mask)
             )
         # Magnitudes are means over whole rows: inputs are cut when they have been found.
         masked = {
             n: weights[n] * self.rule.step(weights[n], tau, kept[n])
             for n, tau in thresholds.items()
         }
-        return cut.take(weights | masked, found, (1,)), found
+        return compaction.take(weights | masked, found, (1,)), found
 
     def pruned(self, own: Local) -> Params:
         """The model without what its thresholds prune."""
@@ -196,7 +197,7 @@ class ThresholdTraining:
         """Where scales and shifts of normalisations stay; {} if all do."""
         if not self.prune_norms:
             return {}
-        found = cut.norm_masks(self.task.graph, mask)
+        found = compaction.norm_masks(self.task.graph, mask)
         return {n: m for n, m in found.items() if n not in self.task.buffers}
 
     def _penalty(self, thresholds: Params) -> Tensor:

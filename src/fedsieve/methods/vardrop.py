@@ -20,13 +20,15 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
-from fedsieve.core import keys, masks, tree, variational
+from fedsieve.core import keys, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Exact, Examples, Kept, Mask, Params, Sender
 from fedsieve.core.method import Batches, Method, Metrics, register
 from fedsieve.core.options import in_range
-from fedsieve.core.variational import Posterior
+from fedsieve.inference import variational
+from fedsieve.inference.variational import Posterior
 from fedsieve.methods.gaussian import Bound, GaussianFit, Model
+from fedsieve.sparsity import masks
 
 
 class Parcel(NamedTuple):

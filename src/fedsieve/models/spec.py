@@ -8,8 +8,8 @@ from torch import Tensor, fx, nn
 
 from fedsieve.core.errors import ModelError
 from fedsieve.core.graph import Layer, LayerGraph
-from fedsieve.models.lstm import StackedLstm
-from fedsieve.models.walk import EXAMPLES, Walk
+from fedsieve.models.trace import EXAMPLES, Walk
+from fedsieve.models.zoo.lstm import StackedLstm
 
 
 def trace(

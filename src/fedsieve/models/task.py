@@ -12,11 +12,11 @@ from fedsieve.core import keys
 from fedsieve.core.errors import ConfigError, ModelError, unknown
 from fedsieve.core.graph import LayerGraph
 from fedsieve.core.keys import Key
-from fedsieve.core.local import layout
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batch, Task
 from fedsieve.models.objective import OBJECTIVES, Kind
 from fedsieve.models.spec import trace
+from fedsieve.optim.local import layout
 
 
 class ModelTask(Task):

@@ -1,29 +1,5 @@
-"""One file per paper table: settings, expected figures, tiers; importing them registers them."""
+"""Tables to be run and judged: recipes as values, how they are run, and those of the papers."""
 
-from fedsieve.recipes import (
-    attacks,
-    communication_totals,
-    dense_flops,
-    em_fashion_mnist,
-    fedsparse,
-    flops_synthetic,
-    matching_one_shot,
-    matching_rounds,
-    spafl_fashion_mnist,
-    spafl_tables,
-    vardrop,
-)
+from fedsieve.recipes import papers
 
-__all__ = [
-    "attacks",
-    "communication_totals",
-    "dense_flops",
-    "em_fashion_mnist",
-    "fedsparse",
-    "flops_synthetic",
-    "matching_one_shot",
-    "matching_rounds",
-    "spafl_fashion_mnist",
-    "spafl_tables",
-    "vardrop",
-]
+__all__ = ["papers"]  # importing them registers them

@@ -3,10 +3,10 @@
 import math
 from typing import NamedTuple
 
-from fedsieve.config import Config, make
-from fedsieve.job import DEFAULT_CLIENTS, DEFAULT_COHORT
+from fedsieve.jobs.config import Config, make
+from fedsieve.jobs.job import DEFAULT_CLIENTS, DEFAULT_COHORT
+from fedsieve.recipes.papers.sizes import COLOUR32, GREY28, sizes
 from fedsieve.recipes.recipe import Recipe, TierName
-from fedsieve.recipes.sizes import COLOUR32, GREY28, sizes
 
 MACS_PER_SECOND = 20e9  # assumed of one core; small convolutions reach half of it, matrices more
 STEP_SECONDS = 1e-3  # assumed for a mini-batch besides, which is what counts in tiny models

@@ -14,7 +14,7 @@ from statistics import mean, stdev
 from typing import Any, Literal, TypeAlias, get_args
 
 from fedsieve.core.errors import ConfigError, unknown
-from fedsieve.library import Record
+from fedsieve.jobs.library import Record
 from fedsieve.recipes.figure import Calculated
 
 TierName = Literal["smoke", "small", "medium", "full"]

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from fedsieve import library
-from fedsieve.config import make
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.keys import fold
-from fedsieve.data.sources import load
-from fedsieve.engines import disk
-from fedsieve.job import canonical
+from fedsieve.data.sources.registry import load
+from fedsieve.engine import disk
+from fedsieve.jobs import library
+from fedsieve.jobs.config import make
+from fedsieve.jobs.job import canonical
 from fedsieve.recipes.recipe import Expected, Settings, Study, TierName, Trial, judge, measured
-from fedsieve.recipes.run import Line, Outcome
+from fedsieve.recipes.runner import Line, Outcome
 
 
 def carry_out(

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from fedsieve.ledger.rows import Row, best
-from fedsieve.library import Record
+from fedsieve.jobs.library import Record
+from fedsieve.metrics.rows import Row, best
 
-METRICS = ("global_accuracy", "local_accuracy")
 SHARES = {"1": 1.0, "1/2": 0.5, "1/4": 0.25}  # of the largest common budget
 
 

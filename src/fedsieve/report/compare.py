@@ -9,16 +9,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from fedsieve.config import SETTINGS
 from fedsieve.core.errors import ConfigError
-from fedsieve.ledger.rows import last
-from fedsieve.library import Record, run_hash
+from fedsieve.jobs.config import SETTINGS
+from fedsieve.jobs.library import TUNING_FILE, Record, run_hash
+from fedsieve.metrics.rows import SCORES, last
 from fedsieve.report import budget
 from fedsieve.report.answer import Candidate, answer, reference
-from fedsieve.report.budget import AXES, METRICS, SHARES, Figure, figure
+from fedsieve.report.budget import AXES, SHARES, Figure, figure
 from fedsieve.report.labels import labels
-
-TUNING_FILE = "tuning.json"
 
 
 class Group(NamedTuple):
@@ -118,7 +116,7 @@ def compare(
         score=summary.score,
         lines=_with_shares(lines, base),
         budgets=_budgets(groups, kept),
-        reached=[r for m in METRICS if (r := _reached(groups, kept, m, target)) is not None],
+        reached=[r for m in SCORES if (r := _reached(groups, kept, m, target)) is not None],
         pareto=budget.non_dominated({c.label: (c.sent, c.score) for c in found}),
         warnings=warnings + _unequal_tuning(groups),
     )
@@ -247,7 +245,7 @@ def _budgets(groups: Sequence[Group], records: Sequence[Record]) -> list[AtBudge
     for name, axis in AXES.items():
         whole = budget.common(records, axis)
         for share, part in SHARES.items():
-            for metric in METRICS if whole else ():
+            for metric in SCORES if whole else ():
                 values = {
                     g.label: figure(budget.at(r, axis, whole * part, metric) for r in g.records)
                     for g in groups

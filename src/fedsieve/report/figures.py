@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fedsieve.api import one_thread
 from fedsieve.core.errors import ConfigError, DataError, FedsieveError
 from fedsieve.core.options import spell
-from fedsieve.data.partition import Share, describe
-from fedsieve.engines.folder import kept_supports
-from fedsieve.job import split_data
-from fedsieve.ledger.bytes import Sent, Traffic
-from fedsieve.library import Record, read_run
+from fedsieve.data.partitions.partition import Share, describe
+from fedsieve.engine.run_folder import kept_supports
+from fedsieve.jobs.api import one_thread
+from fedsieve.jobs.job import split_data
+from fedsieve.jobs.library import Record, read_run
+from fedsieve.metrics.bytes import Sent, Traffic
 from fedsieve.report.labels import labels
 from fedsieve.wire.inspect import inspect, read_frame
 

@@ -9,12 +9,12 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.drawing import html
 from fedsieve.drawing.html import Markup, tag
 from fedsieve.drawing.plot import Plot
-from fedsieve.library import Record, read_run
+from fedsieve.jobs.library import Record, read_run
+from fedsieve.jobs.result import Result, frame, plot_scores
 from fedsieve.report.answer import percent
 from fedsieve.report.budget import Figure
 from fedsieve.report.compare import Comparison, Group, Line, group
 from fedsieve.report.compare import compare as compare_records
-from fedsieve.result import Result, frame, plot_scores
 
 __all__ = ["Runs", "compare", "frame"]
 

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from fedsieve.config import SETTINGS, Config, method_options
 from fedsieve.core.method import method_class
 from fedsieve.core.options import spell
-from fedsieve.library import Record
-from fedsieve.settings import INDIFFERENT
+from fedsieve.jobs.config import SETTINGS, Config, method_options
+from fedsieve.jobs.library import Record
+from fedsieve.jobs.settings import INDIFFERENT
 
 
 def labels(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.drawing.html import Markup, join, note, tag
-from fedsieve.engines import disk
+from fedsieve.engine import disk
 from fedsieve.report import details, sections
 from fedsieve.report.checks import warnings
 from fedsieve.report.figures import Run, read_runs

@@ -6,9 +6,9 @@ from typing import Any
 from fedsieve.drawing import html, svg
 from fedsieve.drawing.html import Markup, cell, note, tag
 from fedsieve.drawing.svg import Axis, Point, Series
-from fedsieve.ledger.rows import Row
+from fedsieve.jobs.settings import INDIFFERENT
+from fedsieve.metrics.rows import Row
 from fedsieve.report.figures import Run, differing, running, spread, thinned
-from fedsieve.settings import INDIFFERENT
 
 POINTS = 400  # in one picture, over all runs
 COLUMNS = 60  # rounds across a heat map

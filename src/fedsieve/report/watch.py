@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fedsieve.config import read_toml
 from fedsieve.core.errors import ConfigError
-from fedsieve.ledger.rows import Row, Summary
+from fedsieve.jobs.config import read_toml
+from fedsieve.metrics.rows import Row, Summary
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 RECENT = 10  # rounds whose mean time stands for those to come

@@ -1,0 +1,1 @@
+"""Clients on other machines: server and nodes, signed calls, certificates, the proxy."""

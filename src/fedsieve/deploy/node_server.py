@@ -1,0 +1,267 @@
+"""Answers calls on a node, and keeps the client's states, versioned by round, on disk.
+
+    jobs/<job>/config.toml  form.msgpack  memory.msgpack
+    jobs/<job>/states/<client>-<round>.safetensors
+
+A call names the version it starts from, the last one the server accepted. A reply that was lost or
+came late has left a newer version behind; it is dropped with the next call. A call that is older
+than one already answered is refused, so that a round the server has given up changes nothing.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from fedsieve.core import tree
+from fedsieve.core.errors import FedsieveError, WireError
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Params
+from fedsieve.core.method import AnyMethod
+from fedsieve.data.federation import Federation
+from fedsieve.deploy.envelope import (
+    Answer,
+    Call,
+    EvaluateCall,
+    EvaluateOwnCall,
+    Failed,
+    Hello,
+    Here,
+    Notice,
+    ObserveCall,
+    Refused,
+    Result,
+    Saw,
+    Scored,
+    TrainCall,
+    Trained,
+    mark,
+    seal,
+    unseal,
+)
+from fedsieve.deploy.signature import Private, Public
+from fedsieve.engine import blob, disk
+from fedsieve.engine.client import (
+    ClientRuntime,
+    Evaluate,
+    EvaluateOwn,
+    Failure,
+    Observe,
+    Observed,
+    Refusal,
+    Reply,
+    Request,
+    Response,
+    Tallies,
+    Train,
+    Wire,
+)
+from fedsieve.engine.mask_cache import Packed, recall, remember
+from fedsieve.engine.store import ClientStore, Stores, open_stores
+
+log = logging.getLogger("fedsieve")
+_RAM_BYTES = 10**9
+_KEPT_BYTES = 2**26
+
+
+class Opened(NamedTuple):
+    """A job as the node sees it: built from the server's configuration on its own data."""
+
+    method: AnyMethod
+    federation: Federation
+    wire: Wire
+    seed: int
+
+
+class Memory(msgspec.Struct, frozen=True, array_like=True):
+    """What messages may refer to, and the newest call that was answered."""
+
+    newest: tuple[int, int] = (0, 0)  # session, round
+    schemas: tuple[bytes, ...] = ()
+    masks: tuple[tuple[int, bytes, int], ...] = ()
+
+
+class _Work(NamedTuple):
+    """A job in progress."""
+
+    opened: Opened
+    runtime: ClientRuntime
+    stores: Stores
+
+    @property
+    def kept(self) -> list[ClientStore]:
+        """Stores this job writes to."""
+        states, residuals = self.stores
+        stateful = [] if states.is_stateless else [states]
+        return [*stateful, residuals] if self.opened.wire.error_feedback else stateful
+
+
+Opener = Callable[[Hello], Opened]
+
+
+class NodeServer:
+    """Answers the calls for one client.
+
+    Args:
+        client: who this node is.
+        folder: where states are kept.
+        open_job: makes a job of what the server says.
+        own: signs answers; `server` vouches for calls. None of both: a trial without keys.
+    """
+
+    def __init__(
+        self,
+        client: int,
+        folder: Path,
+        open_job: Opener,
+        own: Private | None = None,
+        server: Public | None = None,
+    ) -> None:
+        self._client, self._folder, self._open_job = client, folder, open_job
+        self._own, self._server = own, server
+        self._work: dict[str, _Work] = {}
+        self._last = b"", b""  # call and answer: a call that is sent again is not worked on again
+        self._taken = ""  # the job this node takes part in
+
+    def answer(self, envelope: bytes) -> bytes:
+        """The answer to a call; whatever goes wrong is part of it.
+
+        Raises:
+            WireError: the envelope is not a call that the server has signed.
+        """
+        call = unseal(envelope, Call, self._server)
+        if (call_mark := mark(envelope)) == self._last[0]:
+            return self._last[1]
+        try:
+            result = self._result(call)
+        except FedsieveError as error:
+            result = Failed(str(error))
+        except Exception as error:
+            log.exception("a call failed")  # the owner's function for data, or a full disk
+            result = Failed(f"{type(error).__name__}: {error}")
+        answer = seal(Answer(call_mark, self._client, result), self._own)
+        is_kept = isinstance(result, Trained | Saw) and len(answer) < _KEPT_BYTES
+        self._last = (call_mark, answer) if is_kept else (b"", b"")
+        return answer
+
+    def _result(self, call: Call) -> Result:
+        if not re.fullmatch("[0-9a-f]{32}", call.job):
+            raise WireError(f"job {call.job[:40]!r} is not 32 hexadecimal digits.")
+        folder = self._folder / "jobs" / call.job
+        if isinstance(call.work, Hello):
+            self._greet(call.job, call.work, folder)
+            log.info("asked to take part in job %s", call.job)
+            return Here()
+        if isinstance(call.work, Notice):
+            log.warning("the server does not take this node: %s", call.work.text)
+            return Here()
+        if call.client != self._client:
+            return Failed(f"the call is for client {call.client}, this is {self._client}.")
+        if not (folder / "config.toml").exists():
+            return Failed("the job is not known here", is_stranger=True)
+        memory = _read(folder / "memory.msgpack", Memory, Memory())
+        if (call.session, call.round) < memory.newest:
+            return Failed(f"round {call.round} is over: {memory.newest[1]} has been answered.")
+        if call.job != self._taken:
+            log.info("takes part in job %s", call.job)
+            self._taken = call.job
+        work = self._opened(call.job, folder)
+        work.runtime.learn(memory.schemas)
+        held = {number: Packed(bits, size) for number, bits, size in memory.masks}
+        response = work.runtime.handle(self._request(call, work, recall(held, held)))
+        if isinstance(call.work, TrainCall | ObserveCall):
+            if isinstance(response, Reply | Observed):
+                self._keep(call.work.version, call.round, work, response)
+            kept = {number: held[number] for number in call.work.masks if number in held}
+            kept |= remember({}, work.runtime.masks) if isinstance(response, Reply) else {}
+            masks = tuple((number, *packed) for number, packed in kept.items())
+            after = Memory((call.session, call.round), work.runtime.schemas, masks)
+            disk.write(folder / "memory.msgpack", msgspec.msgpack.encode(after))
+            log.info("round %d: %s", call.round, type(response).__name__.lower())
+        return _reported(response)
+
+    def _greet(self, job: str, hello: Hello, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {
+            folder / "form.msgpack": msgspec.msgpack.encode(hello.form),
+            folder / "config.toml": hello.config.encode(),
+        }
+        if not all(path.exists() and path.read_bytes() == data for path, data in files.items()):
+            for path, data in files.items():
+                disk.write(path, data)
+            self._work.pop(job, None)
+        self._opened(job, folder)
+
+    def _opened(self, job: str, folder: Path) -> _Work:
+        if job not in self._work:
+            form = msgspec.msgpack.decode((folder / "form.msgpack").read_bytes(), type=_Form)
+            opened = self._open_job(Hello((folder / "config.toml").read_text(), form))
+            runtime = ClientRuntime(opened.method, opened.federation, opened.wire)
+            key = fold(opened.seed, "init")
+            init = partial(opened.method.init_client, key=key)
+            stores = open_stores(folder, init, _RAM_BYTES)
+            self._work = {job: _Work(opened, runtime, stores)}  # one job at a time is in memory
+        return self._work[job]
+
+    def _state(self, work: _Work, version: int) -> tuple[Any, Params]:
+        """State and residual as of a round; of what a method does not keep, nothing is needed."""
+        versions = {self._client: version} if version else {}
+        for store in work.kept:
+            store.restore(versions)
+        return work.stores.states.get(self._client), work.stores.residuals.get(self._client)
+
+    def _request(self, call: Call, work: _Work, masks: dict[int, Any]) -> Request:
+        client, number = self._client, call.round
+        match call.work:
+            case TrainCall(version, down, announced, named, key):
+                state, residual = self._state(work, version)
+                known = {m: masks[m] for m in named if m in masks}
+                told = frozenset(announced)
+                return Train(client, down, b"", told, known, state, residual, Key(key), number)
+            case ObserveCall(version, down, named):
+                known = {m: masks[m] for m in named if m in masks}
+                return Observe(client, down, b"", known, self._state(work, version)[0], number)
+            case EvaluateCall(model, shards):
+                return Evaluate(blob.unpack(Params, model), shards)
+            case EvaluateOwnCall(version, server, shards):
+                state, _ = self._state(work, version)
+                start = work.opened.method.init_server(fold(work.opened.seed, "init"))
+                return EvaluateOwn(client, blob.unpack(type(start), server), state, shards)
+        raise WireError(f"{type(call.work).__name__} is not work.")
+
+    def _keep(self, version: int, number: int, work: _Work, after: Reply | Observed) -> None:
+        """Write the new version; the one it came from stays until the server names another."""
+        states, residuals = work.stores
+        states.put(self._client, after.state, number)
+        left = after.residual if isinstance(after, Reply) else residuals.get(self._client)
+        residuals.put(self._client, left, number)
+        for store in work.kept:
+            store.flush()
+            store.forget_all_but([{self._client: version}] if version else [])
+
+
+_Form = tuple[str, str, tuple[int, ...], int]
+
+
+def _reported(response: Response) -> Result:
+    match response:
+        case Reply(_, up, paper, state, _, values, flops, seconds):
+            digest = bytes.fromhex(tree.digest(state))
+            return Trained(up.data, up[1:], paper, digest, values, flops, seconds)
+        case Observed(_, state):
+            return Saw(bytes.fromhex(tree.digest(state)))
+        case Tallies(_, tallies, _, shares):
+            return Scored(blob.pack({"tallies": tallies}), dict(shares))
+        case Refusal(_, error):
+            return Refused(error)
+        case Failure(_, error, trace):
+            log.warning("%s\n%s", error, trace)  # a trace may show data: it stays here
+            return Failed(error)
+
+
+def _read(path: Path, kind: Any, default: Any) -> Any:
+    return msgspec.msgpack.decode(path.read_bytes(), type=kind) if path.exists() else default

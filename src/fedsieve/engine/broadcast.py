@@ -1,0 +1,185 @@
+"""Broadcasts as bytes: encoded once where they are the same, without what a client holds."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from fedsieve.core.keys import Key, fold
+from fedsieve.core.message import Dense, Natural, Number, fields
+from fedsieve.core.method import AnyMethod
+from fedsieve.engine.client import Reply
+from fedsieve.engine.mask_cache import MaskTable, recall, remember
+from fedsieve.metrics.bytes import Sent
+from fedsieve.wire import Precision
+from fedsieve.wire.bound import SCHEMA_BYTES, Bound
+from fedsieve.wire.codec import Bools, Coding, Decoder, Known, encode, masks_of
+from fedsieve.wire.frame import Payload
+from fedsieve.wire.inspect import Frame
+from fedsieve.wire.schema import Hash, Schema, schema_of, unpacked
+
+KEPT_SCHEMAS = 8  # of each direction
+OPEN_SHARE = 2  # a reply's own fields against model and broadcast; the most in use is 1.25
+OPEN_BYTES = 2**16  # and a little for small models
+
+
+class ClientCache(NamedTuple):
+    """What a client holds of earlier messages, by hash; the server keeps count."""
+
+    down: tuple[Hash, ...] = ()  # schemas of broadcasts, the last ones
+    up: tuple[Hash, ...] = ()  # schemas of replies, the last ones
+    masks: tuple[Hash, ...] = ()  # of the last exchange
+
+    def told(self, down: Iterable[Hash] = (), up: Iterable[Hash] = ()) -> "ClientCache":
+        """The cache once these schemas have been used; an older one may be forgotten."""
+        return self._replace(down=_newest(self.down, down), up=_newest(self.up, up))
+
+
+def _newest(held: tuple[Hash, ...], more: Iterable[Hash]) -> tuple[Hash, ...]:
+    return tuple(dict.fromkeys((*more, *reversed(held))))[:KEPT_SCHEMAS][::-1]
+
+
+ClientCaches: TypeAlias = dict[int, ClientCache]
+
+
+class EncodedBroadcast(NamedTuple):
+    """A broadcast to one client."""
+
+    payload: Payload
+    paper_bytes: int
+    schema: bytes  # packed
+    is_told: bool  # the client remembers the schema, and the frame does not announce it
+    mark: frozenset[Hash]  # the schema's hash; empty for a message without fields
+    masks: dict[Hash, Bools]  # that the client holds once it has read it
+
+
+class BroadcastEncoder:
+    """Encodes the broadcasts of one round."""
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        server: Any,
+        key: Key,
+        precision: Precision,
+        table: MaskTable,
+        caches: Iterable[ClientCache] = (),
+    ) -> None:
+        self._method, self._server, self._key = method, server, key
+        # Masks that all hold are enough: one coding for all, where each one's own would need many.
+        held = [set(client_cache.masks) for client_cache in caches]
+        self._common = set.intersection(*held) if held else set[Hash]()
+        self._coding, self._table = Coding(precision, fold(key, "wire")), table
+        self._last: Any = None
+        self._masks: dict[Hash, Bools] = {}
+        self._encoded: dict[tuple[bool, tuple[Hash, ...]], EncodedBroadcast] = {}
+
+    def encoded(self, client: int, client_cache: ClientCache) -> EncodedBroadcast:
+        """The message for `client`, without what it holds already."""
+        message = self.message(client)
+        if self._last is None or not _is_same(message, self._last):
+            self._last, self._encoded = message, {}
+            self._masks = masks_of(message) if message else {}
+        if not message:
+            return EncodedBroadcast(encode(message), 0, b"", True, frozenset(), {})  # noqa: FBT003
+        schema, mark = schema_of(message)
+        is_told, held = mark in client_cache.down, client_cache.masks if self._masks else ()
+        if self._common.issubset(held):
+            held = tuple(sorted(self._common)) or held
+        if (is_told, held) not in self._encoded:
+            known = Known(frozenset(client_cache.down), recall(self._table, held))
+            self._encoded[is_told, held] = EncodedBroadcast(
+                encode(message, known, self._coding),
+                self._method.paper_bytes(message),
+                schema.packed(),
+                is_told,
+                frozenset({mark}),
+                self._masks,
+            )
+        return self._encoded[is_told, held]
+
+    def message(self, client: int) -> Any:
+        """The broadcast to `client` as the server holds it."""
+        return self._method.broadcast(self._server, client, self._key)
+
+    def arrived(self, client: int) -> Any:
+        """The message for `client` as it reads it: rounded where the wire rounds."""
+        if self._coding.precision == "fp32":
+            return self.message(client)
+        whole = self.encoded(client, ClientCache())
+        return Decoder().decode(whole.payload.data, type(self._last))
+
+
+class _Model(NamedTuple):
+    weights: Dense
+
+
+def dense_schema(method: AnyMethod, key: Key) -> Schema:
+    """The method's whole model as if it were sent."""
+    return schema_of(_Model(method.task.init_params(key)))[0]
+
+
+def bound_of(encoded: EncodedBroadcast, kind: type, dense: Callable[[], Schema]) -> Bound:
+    """What a reply of class `kind` to a broadcast may hold.
+
+    A field that both have has the same tensors. Fields that a broadcast does not have, or has
+    without tensors, as before the first reply, take a few times as much as it and the whole model.
+    """
+    sent = unpacked(encoded.schema) if encoded.schema else Schema(())
+    tensors = {f.name for f in fields(kind) if not isinstance(f.role, Number | Natural)}
+    asked = {p.name: frozenset(p.entries) for p in sent.parts if p.entries and p.name in tensors}
+    room, names = 0, len(encoded.schema)
+    if tensors - asked.keys():
+        model = dense()
+        room = OPEN_BYTES + OPEN_SHARE * (sent.tensor_bytes() + model.tensor_bytes())
+        names += OPEN_SHARE * len(model.packed())
+    return Bound(room, asked, SCHEMA_BYTES + 2 * names)
+
+
+def frames_of(
+    number: int, reply: Reply, up: Any, encoded: EncodedBroadcast, held: dict[Hash, Bools]
+) -> list[Frame]:
+    """The two messages of an exchange with all that is needed to read them."""
+    if not reply.up.data or not encoded.payload.data:
+        return []
+    packed = tuple((mark, *mask) for mark, mask in remember({}, held | encoded.masks).items())
+    return [
+        Frame(
+            round=number,
+            client=reply.client,
+            direction=direction,
+            schema=schema,
+            masks=packed,
+            data=payload.data,
+        )
+        for direction, schema, payload in _directions(reply, up, encoded)
+    ]
+
+
+def _directions(
+    reply: Reply, up: Any, encoded: EncodedBroadcast
+) -> list[tuple[Literal["up", "down"], bytes, Payload]]:
+    told = schema_of(up)[0].packed()
+    return [("down", encoded.schema, encoded.payload), ("up", told, reply.up)]
+
+
+def sent(
+    number: int, client: int, direction: Literal["up", "down"], payload: Payload, paper_bytes: int
+) -> Sent:
+    """The ledger's line for a payload of round `number`."""
+    return Sent(
+        round=number,
+        client=client,
+        direction=direction,
+        total_bytes=len(payload.data),
+        header_bytes=payload.header_bytes,
+        mask_bytes=payload.mask_bytes,
+        value_bytes=payload.value_bytes,
+        paper_bytes=paper_bytes,
+    )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two messages share their tensors, so that their bytes must be equal."""
+    return type(a) is type(b) and all(
+        x is y or (x == y if isinstance(x, int | float) else x == {} == y)
+        for x, y in zip(a, b, strict=True)
+    )

@@ -1,1 +1,0 @@
-"""The round loop, its executors, client states and checkpoints."""

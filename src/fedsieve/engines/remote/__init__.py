@@ -1,1 +1,0 @@
-"""Clients on other machines: calls and answers, signatures, the node's desk, the server's side."""

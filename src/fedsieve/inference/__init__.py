@@ -1,0 +1,1 @@
+"""The probabilistic half: priors, spike and slab, variational posteriors."""

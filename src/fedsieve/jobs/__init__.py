@@ -1,0 +1,1 @@
+"""From settings to a finished run: configuration, runs, sweeps, tuning, the library of runs."""

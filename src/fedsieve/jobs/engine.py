@@ -1,0 +1,82 @@
+"""From a job to its round loop: stores, runtime, executor and plan put together."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from fedsieve.core.errors import ConfigError
+from fedsieve.core.keys import fold
+from fedsieve.core.options import read
+from fedsieve.engine.client import ClientRuntime, Executor, Wire
+from fedsieve.engine.executors.cores import busy
+from fedsieve.engine.executors.inline import Inline
+from fedsieve.engine.executors.pool import Pool
+from fedsieve.engine.plan import Plan
+from fedsieve.engine.rounds import Rounds
+from fedsieve.engine.store import Receipt, Stores, open_stores
+from fedsieve.jobs.job import Job
+from fedsieve.robust.aggregation import AGGREGATIONS
+from fedsieve.robust.updates import CLIPS
+
+
+class Engine(NamedTuple):
+    """Where clients work, and where what they keep is kept."""
+
+    stores: Stores
+    execute: Executor
+
+
+OpenEngine: TypeAlias = Callable[[Job, Path], AbstractContextManager[Engine]]
+
+
+@contextmanager
+def local_engine(job: Job, folder: Path) -> Iterator[Engine]:
+    """All clients on this machine, their states below `folder`."""
+    config = job.config
+    if config.dataset.startswith("elsewhere"):
+        raise ConfigError(
+            f"dataset={config.dataset!r}: there is no data here to train on. `fedsieve deploy` "
+            "runs it on the nodes that have some; name another data set for a run on this machine."
+        )
+    init_key = fold(config.seed, "init")
+    stores = open_stores(
+        folder, lambda c: job.method.init_client(c, init_key), config.state_ram_mb * 10**6
+    )
+    runtime = ClientRuntime(job.method, job.federation, Wire(config.wire, config.error_feedback))
+    kind = stores.states.kind
+    workers = busy(config.workers, config.cohort or 1)
+    executor = Inline(runtime) if workers == 1 else Pool(runtime, workers, kind)
+    try:
+        yield Engine(stores, executor)
+    finally:
+        executor.close()
+
+
+@contextmanager
+def open_rounds(
+    job: Job,
+    folder: Path,
+    on_reply: Callable[[int, int], None] | None = None,
+    open_engine: OpenEngine = local_engine,
+    **changes: Any,
+) -> Iterator[Rounds]:
+    """The loop of a job with its client states below `folder`; `changes` are fields of Plan."""
+    config, clip = job.config, job.config.clip_update
+    plan = Plan(
+        seed=config.seed,
+        rounds=config.rounds,
+        cohort=config.cohort or 1,
+        eval_every=config.eval_every,
+        min_replies=config.min_replies,
+        aggregation=read(config.aggregation, AGGREGATIONS, "aggregation"),
+        clip_update=None if clip is None else read(clip, CLIPS, "clip_update"),
+        max_examples=config.max_examples,
+        precision=config.wire,
+        kept_rounds=frozenset(config.save_messages),
+    )
+    with open_engine(job, folder) as (stores, execute):
+        is_here = stores.states.kind is not Receipt  # else data and states are with the nodes
+        plan = replace(plan, holds_data=is_here, **changes)
+        yield Rounds(job.method, job.federation, plan, stores, execute, on_reply)

@@ -1,0 +1,140 @@
+"""Finished runs as records, and a library of runs that are made once and found again.
+
+A run's place in a library is the hash of everything that decides its result, so that recipes,
+sweeps and tuning reuse what is there, continue what was interrupted, and run only what is missing.
+"""
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import safetensors
+import safetensors.torch
+
+from fedsieve.core import tree
+from fedsieve.core.errors import DataError
+from fedsieve.core.message import Params
+from fedsieve.core.method import method_class
+from fedsieve.engine.manifest import ADVICE, check_finished, is_proved
+from fedsieve.engine.run_folder import RESULT
+from fedsieve.jobs import api
+from fedsieve.jobs.config import Config, make, method_options, read_toml, to_toml
+from fedsieve.jobs.job import canonical
+from fedsieve.jobs.progress import Watcher
+from fedsieve.jobs.result import Result
+from fedsieve.jobs.settings import INDIFFERENT
+from fedsieve.metrics.rows import Evaluation, Row, Summary
+
+T = TypeVar("T")
+TUNING_FILE = "tuning.json"
+log = logging.getLogger("fedsieve")
+
+
+class Record(NamedTuple):
+    """A finished (or stopped) run as its folder holds it."""
+
+    path: Path
+    config: Config
+    summary: Summary
+    rows: list[Row]
+    evaluations: list[Evaluation]
+
+
+def read_run(path: Path) -> Record:
+    """The record in a run folder.
+
+    Raises:
+        DataError: it is not a run folder, or the run never got to write a result.
+    """
+    check_finished(path, RESULT)
+    try:
+        summary = msgspec.json.decode((path / "result.json").read_bytes(), type=Summary)
+        rows = _lines(path / "rounds.jsonl", Row)
+        evaluations = _lines(path / "evaluations.jsonl", Evaluation)
+        is_whole = is_proved((path / "config.toml").read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path}: no {Path(error.filename).name} there. Give the folder of a finished run "
+            "(fedsieve run --out DIR), or continue an unfinished one with --resume."
+        ) from error
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable run folder: {error}. {ADVICE}") from error
+    if is_whole is False:
+        raise DataError(f"{path}: config.toml is damaged or was changed. {ADVICE}")
+    return Record(path, make(read_toml(path / "config.toml")), summary, rows, evaluations)
+
+
+def read_tensors(record: Record) -> Params | None:
+    """The global model of a run, if it has one.
+
+    Raises:
+        DataError: it is not the one that the run ended with.
+    """
+    path = record.path / "model.safetensors"
+    check_finished(record.path, (path.name,))
+    if not path.exists():
+        return None
+    try:
+        model = safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path}: not a readable model ({error}). {ADVICE}") from error
+    kind = method_class(record.config.method)
+    is_hashed = not (kind.personal or kind.pools_data)  # else the hash is of more than the model
+    if is_hashed and tree.digest(model) != record.summary.model_hash:
+        raise DataError(f"{path}: is not the model whose hash result.json has. {ADVICE}")
+    return model
+
+
+def load(folder: str | Path) -> Result:
+    """The result in a run folder, as `fedsieve.run` gave it.
+
+    Raises:
+        DataError: it is not a run folder, or the run never got to write a result.
+    """
+    record = read_run(Path(folder))
+    return Result(record.summary, record.rows, read_tensors(record), record.config, record.path)
+
+
+def run_hash(settings: Mapping[str, Any]) -> str:
+    """Twelve hex digits of all that decides a run's result; defaults count as if written out."""
+    config = canonical(make(dict(settings)))
+    options = method_options(method_class(config.method))
+    defaults = {n: f.default for n, f in options.items() if f.default is not dataclasses.MISSING}
+    plain = {name: getattr(Config(), name) for name in INDIFFERENT}
+    whole = dataclasses.replace(config, options=defaults | config.options, **plain)
+    return hashlib.blake2b(to_toml(whole).encode(), digest_size=6).hexdigest()
+
+
+def find(settings: Mapping[str, Any], root: Path) -> Record | None:
+    """The finished run of these settings in the library at `root`, if it is there whole."""
+    path = root / run_hash(settings)
+    if not (path / "result.json").exists():
+        return None
+    try:
+        record = read_run(path)
+    except DataError as error:  # run again from its last whole checkpoint
+        log.warning("%s", error)
+        return None
+    return record if record.summary.stopped == "finished" else None
+
+
+def obtain(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = None) -> Record:
+    """The finished run of these settings: found, continued or run now."""
+    found = find(settings, root)
+    if found is not None:
+        return found
+    path, watcher = root / run_hash(settings), watcher or Watcher()
+    if (path / "config.toml").exists():  # its hash says that it is the same run
+        free = {name: settings[name] for name in INDIFFERENT if name in settings}
+        api.run(out=path, resume=True, watcher=watcher, **free)
+    else:
+        api.run(out=path, watcher=watcher, **settings)
+    return read_run(path)
+
+
+def _lines(path: Path, kind: type[T]) -> list[T]:
+    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()]

@@ -1,0 +1,1 @@
+"""Architectures of the papers, and their names."""

@@ -1,0 +1,1 @@
+"""Local training: the loop of a client, optimisers and schedules as data."""
