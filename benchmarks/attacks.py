@@ -43,35 +43,31 @@ def run(job: tuple[str, str, int]) -> Line:
 def tables(lines: list[Line]) -> str:
     """A table for each rule: methods down, attacks across, points against the clean mean."""
     clean = {
-        m: _mean(lines, m, "mean", "no attack") or float("nan")
-        for m in {x["method"] for x in lines}
+        (x["method"], x["seed"]): x["accuracy"]
+        for x in lines
+        if (x["rule"], x["attack"]) == ("mean", "no attack")
     }
     parts = []
     for rule in dict.fromkeys(x["rule"] for x in lines):
         ours = [x for x in lines if x["rule"] == rule]
         cells = [
-            [m, *(_cell(ours, m, rule, a, clean[m]) for a in attacks.ATTACKS)]
-            for m in attacks.METHODS
-            if any(x["method"] == m for x in ours)
+            [method, *(_cell(ours, method, attack, clean) for attack in attacks.ATTACKS)]
+            for method in attacks.METHODS
+            if any(x["method"] == method for x in ours)
         ]
         parts.append(f"**`{rule}`**\n\n{markdown(['method', *attacks.ATTACKS], cells)}")
     return "\n\n".join(parts)
 
 
-def _cell(lines: list[Line], method: str, rule: str, attack: str, clean: float) -> str:
-    here = [x for x in lines if (x["method"], x["rule"], x["attack"]) == (method, rule, attack)]
-    if not here:
-        return ""
-    score = _mean(lines, method, rule, attack)
-    if score is None:
-        return "stopped"
-    return f"{score:.3f} ({100 * (score - clean):+.1f})"
-
-
-def _mean(lines: list[Line], method: str, rule: str, attack: str) -> float | None:
-    place = (method, rule, attack)
-    values = [x["accuracy"] for x in lines if (x["method"], x["rule"], x["attack"]) == place]
-    return None if not values or None in values else mean(values)
+def _cell(lines: list[Line], method: str, attack: str, clean: dict[tuple[str, int], float]) -> str:
+    """Mean accuracy and, seed by seed, the mean distance to the clean mean."""
+    here = [x for x in lines if (x["method"], x["attack"]) == (method, attack)]
+    if not here or any(x["accuracy"] is None for x in here):
+        return "stopped" if here else ""
+    score = mean(x["accuracy"] for x in here)
+    lost = [x["accuracy"] - clean[method, x["seed"]] for x in here if (method, x["seed"]) in clean]
+    seeds = f", {len(here)} seeds" if len(here) > 1 else ""
+    return f"{score:.3f} ({100 * mean(lost):+.1f}{seeds})" if lost else f"{score:.3f}"
 
 
 def _recipe(name: str) -> Recipe:
