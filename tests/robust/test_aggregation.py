@@ -1,5 +1,7 @@
 """Rules of aggregation against plain programs, on whole and on sparse messages."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -146,6 +148,7 @@ def test_gates_of_groups_are_voted_on():
     assert torch.stack([up.weights["w"] for up in found]).mean(0)[:, 0, 0].tolist() == [0, 0.5, 1]
 
 
+@cache
 def round_of(name, count=5):
     """One honest round of a method: server, replies, broadcasts."""
     job = small_job(method=name, clients=count, rounds=3)
@@ -164,7 +167,7 @@ def round_of(name, count=5):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", SAME_ENTRIES)
 def test_equal_replies_stay_as_they_are(name, rule):
-    method, server, replies = round_of(name, count=3)
+    method, server, replies = round_of(name)
     if not replies.ups[0]:
         pytest.skip("nothing is sent")
     up = replies.ups[0]

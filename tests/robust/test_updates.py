@@ -7,7 +7,7 @@ import torch
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.methods import em, fediter_ht, flops
-from fedsieve.robust.updates import Fixed, MedianNorm, clipped, norm, scaled
+from fedsieve.robust.updates import Fixed, MedianNorm, clipped, norm, read_clip, scaled
 from small import small_job
 
 DOWN = em.Down({"a": torch.ones(2), "b": torch.zeros(2, 2)}, 3)
@@ -46,6 +46,11 @@ def test_a_long_update_is_shortened_in_its_direction():
 
 
 def test_what_cannot_be_is_refused():
-    for text in ("fixed(0)", "fixed", "median_norm(-1)", "3"):
+    for text in ("fixed(0)", "fixed", "median_norm(-1)", "0", "-1", "three"):
         with pytest.raises(ConfigError):
             small_job(clip_update=text)
+
+
+def test_a_number_is_a_fixed_norm():
+    assert read_clip("2.5") == read_clip("fixed(2.5)") == Fixed(2.5)
+    assert read_clip("median_norm(2)") == MedianNorm(2)

@@ -18,7 +18,7 @@ from fedsieve.engine.rounds import Rounds
 from fedsieve.engine.store import Receipt, Stores, open_stores
 from fedsieve.jobs.job import Job
 from fedsieve.robust.aggregation import AGGREGATIONS
-from fedsieve.robust.updates import CLIPS
+from fedsieve.robust.updates import read_clip
 
 
 class Engine(NamedTuple):
@@ -71,7 +71,7 @@ def open_rounds(
         eval_every=config.eval_every,
         min_replies=config.min_replies,
         aggregation=read(config.aggregation, AGGREGATIONS, "aggregation"),
-        clip_update=None if clip is None else read(clip, CLIPS, "clip_update"),
+        clip_update=None if clip is None else read_clip(clip),
         max_examples=config.max_examples,
         precision=config.wire,
         kept_rounds=frozenset(config.save_messages),

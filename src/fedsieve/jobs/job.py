@@ -27,7 +27,7 @@ from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo.registry import read_model
 from fedsieve.robust.aggregation import AGGREGATIONS, check
 from fedsieve.robust.attacks import ATTACKS, Group, attacked
-from fedsieve.robust.updates import CLIPS, has_updates
+from fedsieve.robust.updates import has_updates, read_clip
 
 DEFAULT_CLIENTS, DEFAULT_COHORT = 20, 10
 log = logging.getLogger("fedsieve")
@@ -117,7 +117,7 @@ def canonical(config: Config) -> Config:
         partition=partition,
         model=model,
         aggregation=aggregation,
-        clip_update=clip and str(spell(read(clip, CLIPS, "clip_update"))),
+        clip_update=clip and str(spell(read_clip(clip))),
         attack=attack and str(spell(read(attack, ATTACKS, "attack"))),
     )
 
@@ -127,7 +127,7 @@ def _check_trust(config: Config, method: AnyMethod) -> None:
     check(read(config.aggregation, AGGREGATIONS, "aggregation"), method, config.method)
     down, up = message_types(method)
     if config.clip_update is not None:
-        read(config.clip_update, CLIPS, "clip_update")
+        read_clip(config.clip_update)
         if not has_updates(up, down):
             raise ConfigError(f"clip_update: replies of {config.method} are no updates.")
 

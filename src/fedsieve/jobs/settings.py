@@ -132,7 +132,7 @@ class Config:
         Setting(
             TRUST,
             "How replies become one: `mean`, `trimmed_mean(0.2)`, `median`, `geometric_median`, "
-            "`krum(0.2)`, `norm_clipped(1)`.",
+            "`krum(0.2)`, `norm_clipped(1)`, `agreement`.",
             metavar="RULE",
             can_resume=True,
             can_tune=True,
@@ -142,7 +142,7 @@ class Config:
         str | None,
         Setting(
             TRUST,
-            "Longest update of a client: `fixed(10)`, or `median_norm(3)` times the round's "
+            "Longest update of a client: a number, or `median_norm(3)` times the round's "
             "median; longer ones are scaled down.",
             metavar="RULE",
             can_resume=True,

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from fedsieve.core.errors import ConfigError
 from fedsieve.core.message import Kept, Mask, Whole, fields
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, read
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,19 @@ class MedianNorm:
 
 
 Clip: TypeAlias = Fixed | MedianNorm
-CLIPS: tuple[type[Clip], ...] = (Fixed, MedianNorm)
+
+
+_CLIPS: tuple[type[Clip], ...] = (Fixed, MedianNorm)
+
+
+def read_clip(text: str) -> Clip:
+    """`10`, `fixed(10)` or `median_norm(3)`."""
+    try:
+        return Fixed(float(text))
+    except ConfigError:
+        raise
+    except ValueError:
+        return read(text, _CLIPS, "clip_update")
 
 
 class Entry(NamedTuple):
