@@ -18,7 +18,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Natural, fields
 from fedsieve.core.method import AnyMethod, Batch, Batches, Metrics
 from fedsieve.core.options import in_range
-from fedsieve.robust.updates import entries, scaled
+from fedsieve.robust.updates import entries, moved, scaled
 
 
 class _Data(Protocol):
@@ -119,7 +119,7 @@ class Gaussian:
             * keys.normal(fold(key, x.field, x.name), x.value.shape)
             for x in entries(up, turn.down)
         }
-        return _moved(up, turn.down, noise), *rest
+        return moved(up, turn.down, lambda x: noise[x.field, x.name]), *rest
 
 
 @dataclass(frozen=True)
@@ -176,16 +176,16 @@ class Shift:
             for c in turn.group.members
             if c != turn.client
         ]
-        moved: dict[tuple[str, str], list[Tensor]] = {}
+        each: dict[tuple[str, str], list[Tensor]] = {}
         for one in (up, *fellows):
             for x in entries(one, turn.down):
-                moved.setdefault((x.field, x.name), []).append(x.change)
+                each.setdefault((x.field, x.name), []).append(x.change)
         inside = {
-            place: torch.stack(each).mean(0)
-            - self.deviations * torch.stack(each).std(0, correction=0)
-            for place, each in moved.items()
+            place: torch.stack(changes).mean(0)
+            - self.deviations * torch.stack(changes).std(0, correction=0)
+            for place, changes in each.items()
         }
-        return _moved(up, turn.down, inside), *rest
+        return moved(up, turn.down, lambda x: inside[x.field, x.name]), *rest
 
 
 Attack: TypeAlias = SignFlip | Scale | Gaussian | LabelFlip | CountLie | Replay | Shift
@@ -205,16 +205,6 @@ def attacked(method: AnyMethod, attack: Attack, group: Group) -> AnyMethod:
     lying: AnyMethod = object.__new__(type(name, bases, {"client_update": client_update}))
     lying.__dict__.update(method.__dict__)
     return lying
-
-
-def _moved(up: Any, down: Any, changes: Mapping[tuple[str, str], Tensor]) -> Any:
-    """The reply with other changes, by field and name."""
-    changed: dict[str, dict[str, Tensor]] = {}
-    for x in entries(up, down):
-        moved = changes[x.field, x.name]
-        value = moved if x.start is None else x.start + moved
-        changed.setdefault(x.field, {})[x.name] = value if x.sent is None else value * x.sent
-    return up._replace(**{f: getattr(up, f) | own for f, own in changed.items()})
 
 
 def _classes(data: Batches) -> int:

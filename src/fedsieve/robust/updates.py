@@ -1,6 +1,6 @@
 """A reply as an update: by how much a client moved what it was sent, and that norm bounded."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
@@ -100,16 +100,18 @@ def norm(up: Any, down: Any) -> float:
     return float(torch.stack(parts).norm()) if parts else 0.0
 
 
-def scaled(up: Any, down: Any, factor: float) -> Any:
-    """The reply with its update times `factor`."""
+def moved(up: Any, down: Any, change: Callable[[Entry], Tensor]) -> Any:
+    """The reply with other changes of its tensors."""
     changed: dict[str, dict[str, Tensor]] = {}
     for x in entries(up, down):
-        moved = x.change * factor
-        value = moved if x.start is None else x.start + moved
-        if x.sent is not None:
-            value = value * x.sent
-        changed.setdefault(x.field, {})[x.name] = value
+        value = change(x) if x.start is None else x.start + change(x)
+        changed.setdefault(x.field, {})[x.name] = value if x.sent is None else value * x.sent
     return up._replace(**{f: getattr(up, f) | own for f, own in changed.items()})
+
+
+def scaled(up: Any, down: Any, factor: float) -> Any:
+    """The reply with its update times `factor`."""
+    return moved(up, down, lambda x: x.change * factor)
 
 
 def clipped(clip: Clip, ups: Sequence[Any], downs: Sequence[Any]) -> list[Any]:
