@@ -10,7 +10,6 @@ Lines are appended as runs finish, so that a stopped table goes on.
 
 import argparse
 import json
-import multiprocessing
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,7 +18,7 @@ import fedsieve
 from fedsieve.core.errors import RoundError
 from fedsieve.recipes.papers import attacks
 from fedsieve.recipes.recipe import Recipe, find
-from table import markdown
+from table import append_lines, markdown
 
 Line = dict[str, Any]
 
@@ -105,12 +104,7 @@ def main() -> None:
         if method in given.methods and rule in given.rules
         if (method, rule, attack, seed) not in done
     ]
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(given.workers, maxtasksperchild=10) as pool, given.out.open("a") as file:
-        for line in pool.imap_unordered(run, missing):
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            print(json.dumps(line), flush=True)
+    append_lines(given.out, run, missing, given.workers)
 
 
 if __name__ == "__main__":

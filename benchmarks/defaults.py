@@ -11,7 +11,6 @@ finish, so that a stopped table goes on.
 
 import argparse
 import json
-import multiprocessing
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import fedsieve
 import fedsieve.methods  # registers them
 from fedsieve.core.method import method_class, registered
-from table import markdown
+from table import append_lines, markdown
 
 LONG = {"clients": 100, "steps": 20, "rounds": 50, "eval_every": 50}
 TASKS: dict[str, dict[str, Any]] = {
@@ -122,12 +121,7 @@ def main() -> None:
     done = {(x["dataset"], x["method"], x["seed"]) for x in lines}
     jobs = [(d, m, s) for s in given.seeds for d in given.only for m in given.methods]
     missing = [job for job in jobs if job not in done]
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(given.workers, maxtasksperchild=10) as pool, given.out.open("a") as file:
-        for line in pool.imap_unordered(run, missing):
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            print(json.dumps(line), flush=True)
+    append_lines(given.out, run, missing, given.workers)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,31 @@ python benchmarks/table.py results/flops_synthetic.json [metric ...]
 """
 
 import json
+import multiprocessing
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+
+
+def append_lines(
+    out: Path, run: Callable[[T], dict[str, Any]], jobs: Iterable[T], workers: int
+) -> None:
+    """Run jobs side by side; each line is written as soon as it is there."""
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(workers, maxtasksperchild=10) as pool, out.open("a") as file:
+        for line in pool.imap_unordered(run, jobs):
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            print(json.dumps(line), flush=True)
 
 
 def spread(values: Sequence[float], digits: int, unit: str = "") -> str:

@@ -18,7 +18,8 @@ from small import METHODS, small_job
 
 RULES = ["trimmed_mean(0.2)", "trimmed_mean(0.4)", "median", "geometric_median", "krum(0.4)"]
 RULES += ["norm_clipped(1)", "agreement"]
-SAME_ENTRIES = [m for m in METHODS if method_class(m).same_entries]
+ALONE = ("central", "flops_pa_central", "local_only")  # one client, or nothing is sent
+SAME_ENTRIES = [m for m in METHODS if method_class(m).same_entries and m not in ALONE]
 
 
 def rule_of(text):
@@ -168,8 +169,6 @@ def round_of(name, count=5):
 @pytest.mark.parametrize("name", SAME_ENTRIES)
 def test_equal_replies_stay_as_they_are(name, rule):
     method, server, replies = round_of(name)
-    if not replies.ups[0]:
-        pytest.skip("nothing is sent")
     up = replies.ups[0]
     same = Round([up] * 5, [replies.downs[0]] * 5)
     found = rule_of(rule).combine(same)
@@ -183,8 +182,6 @@ def test_equal_replies_stay_as_they_are(name, rule):
 @pytest.mark.parametrize("name", SAME_ENTRIES)
 def test_one_liar_of_five_cannot_carry_the_server_away(name, rule):
     method, server, replies = round_of(name)
-    if len(replies.ups) < 5 or not replies.ups[0]:
-        pytest.skip("there is one client, or nothing is sent")
     honest = method.server_update(server, rule_of(rule).combine(replies), fold(0, "server"))
     lie = tree.map_leaves(
         lambda x: x * 1e12 if isinstance(x, torch.Tensor) and x.is_floating_point() else x,
