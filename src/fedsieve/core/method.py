@@ -158,6 +158,7 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     asks_all: ClassVar[bool] = False  # every client takes part in every round
     same_entries: ClassVar[bool] = True  # an entry means the same in every client's reply
     takes_start: ClassVar[bool] = True  # begins with the parameters of the task, or of a file
+    version: ClassVar[int] = 1  # raised when a change makes equal options give other results
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # options by the name they go under
 
     def in_run(self, rounds: int) -> Self:

@@ -11,7 +11,7 @@ import re
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedsieve.core.errors import ConfigError, unknown
@@ -101,6 +101,17 @@ def spell(value: Any) -> Any:
     if value is None:
         return "none"
     return [spell(v) for v in value] if isinstance(value, tuple) else value
+
+
+def brief(value: Any) -> Any:
+    """As `spell`, without arguments that have their default: new ones leave the text as it was."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = {
+            f.name: getattr(value, f.name) for f in _settable(type(value)) if _is_set(value, f)
+        }
+        inner = ", ".join(f"{name}={_literal(v, brief)}" for name, v in given.items())
+        return f"{name_of(type(value))}({inner})" if inner else name_of(type(value))
+    return [brief(v) for v in value] if isinstance(value, tuple) else spell(value)
 
 
 def describe(hint: Any) -> str:
@@ -206,14 +217,24 @@ def _value(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-def _literal(value: Any) -> str:
+def _literal(value: Any, spelled: Callable[[Any], Any] = spell) -> str:
     if dataclasses.is_dataclass(value):
-        return str(spell(value))
+        return str(spelled(value))
     return repr(list(value)) if isinstance(value, tuple) else repr(value)
 
 
 def _settable(cls: type) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if f.init]
+
+
+def _is_set(value: Any, field: dataclasses.Field[Any]) -> bool:
+    return _is_required(field) or bool(getattr(value, field.name) != default_of(field))
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field; MISSING if it has none."""
+    has_factory = field.default_factory is not dataclasses.MISSING
+    return field.default_factory() if has_factory else field.default  # type: ignore[misc]
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

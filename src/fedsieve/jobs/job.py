@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -103,22 +104,22 @@ def build(
     return Job(complete, method, federation, partition, dataset)
 
 
-def canonical(config: Config) -> Config:
-    """The configuration with partition and model spelled out in full, where they are named."""
+def canonical(config: Config, spelled: Callable[[Any], Any] = spell) -> Config:
+    """The configuration with partition, model and rules spelled out in full, where named."""
     partition, model = config.partition, config.model
     if partition != "auto":
-        partition = str(spell(read(partition, PARTITIONS, "partition")))
+        partition = str(spelled(read(partition, PARTITIONS, "partition")))
     if model != "auto" and not model.startswith("object:"):
-        model = str(spell(read_model(model)))
-    aggregation = str(spell(read(config.aggregation, AGGREGATIONS, "aggregation")))
+        model = str(spelled(read_model(model)))
+    aggregation = str(spelled(read(config.aggregation, AGGREGATIONS, "aggregation")))
     clip, attack = config.clip_update, config.attack
     return dataclasses.replace(
         config,
         partition=partition,
         model=model,
         aggregation=aggregation,
-        clip_update=clip and str(spell(read_clip(clip))),
-        attack=attack and str(spell(read(attack, ATTACKS, "attack"))),
+        clip_update=clip and str(spelled(read_clip(clip))),
+        attack=attack and str(spelled(read(attack, ATTACKS, "attack"))),
     )
 
 

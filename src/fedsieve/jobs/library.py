@@ -4,8 +4,8 @@ A run's place in a library is the hash of everything that decides its result, so
 sweeps and tuning reuse what is there, continue what was interrupted, and run only what is missing.
 """
 
-import dataclasses
 import hashlib
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +19,11 @@ from fedsieve.core import tree
 from fedsieve.core.errors import DataError
 from fedsieve.core.message import Params
 from fedsieve.core.method import method_class
+from fedsieve.core.options import brief, default_of
 from fedsieve.engine.manifest import ADVICE, check_finished, is_proved
 from fedsieve.engine.run_folder import RESULT
 from fedsieve.jobs import api
-from fedsieve.jobs.config import Config, make, method_options, read_toml, to_toml
+from fedsieve.jobs.config import SETTINGS, Config, make, method_options, read_toml
 from fedsieve.jobs.job import canonical
 from fedsieve.jobs.progress import Watcher
 from fedsieve.jobs.result import Result
@@ -31,6 +32,7 @@ from fedsieve.metrics.rows import Evaluation, Row, Summary
 
 T = TypeVar("T")
 TUNING_FILE = "tuning.json"
+FORMAT = 1  # of results: raised when a change makes equal settings give others, in any method
 log = logging.getLogger("fedsieve")
 
 
@@ -100,13 +102,22 @@ def load(folder: str | Path) -> Result:
 
 
 def run_hash(settings: Mapping[str, Any]) -> str:
-    """Twelve hex digits of all that decides a run's result; defaults count as if written out."""
-    config = canonical(make(dict(settings)))
-    options = method_options(method_class(config.method))
-    defaults = {n: f.default for n, f in options.items() if f.default is not dataclasses.MISSING}
-    plain = {name: getattr(Config(), name) for name in INDIFFERENT}
-    whole = dataclasses.replace(config, options=defaults | config.options, **plain)
-    return hashlib.blake2b(to_toml(whole).encode(), digest_size=6).hexdigest()
+    """Twelve hex digits of all that decides a run's result.
+
+    What has its default value is left out: a new setting or option leaves the hashes of old runs
+    as they are. Code and defaults count by number: FORMAT, and the method's `version`.
+    """
+    config = canonical(make(dict(settings)), brief)
+    cls, plain = method_class(config.method), Config()
+    defaults = {n: default_of(f) for n, f in method_options(cls).items()}
+    deciding = {n: getattr(config, n) for n in SETTINGS if n not in INDIFFERENT}
+    given = {
+        "settings": {n: v for n, v in deciding.items() if v != getattr(plain, n)},
+        "options": {n: brief(v) for n, v in config.options.items() if v != defaults[n]},
+        "format": [FORMAT, cls.version],
+    }
+    text = json.dumps(given, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def find(settings: Mapping[str, Any], root: Path) -> Record | None:

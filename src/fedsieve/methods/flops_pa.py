@@ -97,6 +97,7 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """A round of local steps on weights and gates between two sparse messages."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
+    target_density: float = 0.25  # rho: share of gated weights kept
     target_bytes: int | None = None  # of a client's two messages, a round; replaces target_density
     inverse: Literal["stretched", "plain"] = "stretched"  # gates to logits; the paper: plain
     open_logit: float | None = 6.0  # of a gate that is 1; none: that of the inverse, P(z = 1) = 1/2
