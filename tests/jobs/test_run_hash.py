@@ -15,7 +15,7 @@ import fedsieve.methods  # noqa: F401 - registers the methods
 from fedsieve.core.method import registered
 from fedsieve.core.options import brief, default_of, spell
 from fedsieve.data.partitions.schemes import PARTITIONS
-from fedsieve.jobs import library, settings
+from fedsieve.jobs import library
 from fedsieve.jobs.config import SETTINGS, Config, method_options
 from fedsieve.jobs.settings import INDIFFERENT
 from fedsieve.methods.fedavg import FedAvg
@@ -99,4 +99,3 @@ def test_arguments_at_their_default_are_left_out():
 
 if __name__ == "__main__":
     STORED.write_text(json.dumps(defaults(), indent=1) + "\n")
-    print(f"{STORED}: {len(settings.SETTINGS)} settings, {len(METHODS)} methods")

@@ -233,8 +233,8 @@ def _is_set(value: Any, field: dataclasses.Field[Any]) -> bool:
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
     """The default of a field; MISSING if it has none."""
-    has_factory = field.default_factory is not dataclasses.MISSING
-    return field.default_factory() if has_factory else field.default  # type: ignore[misc]
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
