@@ -87,21 +87,21 @@ package: setup  ## build wheel and sdist, check them, and use the wheel alone in
 	cd dist && FEDSIEVE_DATA= fresh/bin/fedsieve run --rounds 2 --out run
 
 bench: setup  ## speed beside a hand-written loop, and the share of a step that is not training (minutes)
-	$(BIN)/python benchmarks/rounds.py
-	$(BIN)/python benchmarks/matching.py
-	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/speed/rounds.py
+	$(BIN)/python benchmarks/speed/matching.py
+	$(BIN)/python benchmarks/speed/steps.py
 
 bench-wire: setup  ## bytes against the information limit, and coding speed (minutes)
-	$(BIN)/python benchmarks/wire.py
+	$(BIN)/python benchmarks/speed/wire.py
 
 fuzz: setup  ## a million mutated frames against the decoder (an hour)
-	$(BIN)/python benchmarks/fuzz_wire.py --frames 1000000
+	$(BIN)/python tests/fuzz/frames.py --frames 1000000
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 screenshot: setup  ## docs/figures/report.png from the newest demo's page, or PAGE=...
-	$(BIN)/python benchmarks/screenshot.py $(PAGE)
+	$(BIN)/python tools/screenshot.py $(PAGE)
 
 clean:  ## remove what was built
 	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .matrix

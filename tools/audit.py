@@ -56,9 +56,7 @@ def ask(pins: Iterable[str], *options: str) -> Answer:
         command = [sys.executable, "-m", "pip_audit", "--requirement", str(wanted)]
         command += ["--no-deps", "--disable-pip", "--vulnerability-service", "osv"]
         command += ["--format", "json", "--output", str(out), "--progress-spinner", "off"]
-        done = subprocess.run(  # noqa: S603 - our own command
-            [*command, *options], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
         if not out.exists():
             raise AuditError(done.stderr.strip())
         answer: Answer = json.loads(out.read_text())

@@ -1,6 +1,6 @@
 """Figures in print are those the program gives."""
 
-import importlib.util
+import importlib
 import json
 import re
 from pathlib import Path
@@ -50,10 +50,8 @@ def test_stored_defaults_are_what_runs_give(played):
 
 
 def test_the_page_of_defaults_is_made_of_the_stored_lines(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    spec = importlib.util.spec_from_file_location("defaults", ROOT / "benchmarks/defaults.py")
-    defaults = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(defaults)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks/studies")
+    defaults = importlib.import_module("defaults")
     page = (ROOT / "docs/results/defaults.md").read_text()
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     assert defaults.rewritten(page, lines) == page

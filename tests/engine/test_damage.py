@@ -1,10 +1,8 @@
 """Damaged run folders: found, told, and where a checkpoint is whole made good."""
 
-import importlib.util
 import json
 import random
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,23 +20,14 @@ from fedsieve.engine.verify import verify
 from fedsieve.export import export_run
 from fedsieve.jobs.config import read_toml
 from fedsieve.jobs.library import find, load, obtain, run_hash
+from fuzz import damage
 from small import steady
 
 NEWEST, OLDER = "checkpoints/0000004", "checkpoints/0000002"
 
 
-@pytest.fixture(scope="module")
-def damage():
-    """The module benchmarks/damage.py, which damages folders and judges what comes of it."""
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "damage.py"
-    spec = importlib.util.spec_from_file_location("damage", path)
-    module = sys.modules["damage"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module", params=["fedavg", "spafl"])
-def folders(request, damage, tmp_path_factory):
+def folders(request, tmp_path_factory):
     torch.set_num_threads(1)
     return damage.make_folders(request.param, tmp_path_factory.mktemp("runs"))
 
@@ -69,7 +58,7 @@ def check_same(found, expected):
     assert steady(found.rows) == steady(expected.rows)
 
 
-def test_a_sample_of_all_damages_ends_as_it_should_or_in_an_error(folders, damage, tmp_path):
+def test_a_sample_of_all_damages_ends_as_it_should_or_in_an_error(folders, tmp_path):
     every = damage.tasks(folders, 3)
     some = random.Random(folders.finished.name).sample(every, 20)
     found = damage.run_tasks(some, folders.result, tmp_path / "scratch")

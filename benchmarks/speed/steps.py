@@ -4,7 +4,7 @@ CifarNet (1.38 M weights) on MNIST, 4 devices, batch 128, variational dropout. C
 is split into the method's (training, optimisers, averages) and all the rest: encoding, decoding,
 checks, states, ledgers and rows. Three phases: dense warm-up, many weights, few weights.
 
-    python benchmarks/steps.py [--rounds 5]
+    python benchmarks/speed/steps.py [--rounds 5]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The picture of a report page in docs/figures: the top of the newest demo's page, or of any.
 
-    python benchmarks/screenshot.py [runs/demo-1/report.html]
+    python tools/screenshot.py [runs/demo-1/report.html]
 
 Needs Chromium or Chrome.
 """

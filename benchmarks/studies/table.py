@@ -1,7 +1,7 @@
 """The Markdown table of what `fedsieve reproduce NAME --json` has found.
 
 fedsieve reproduce flops_synthetic --tier full --seeds 5 --json > results/flops_synthetic.json
-python benchmarks/table.py results/flops_synthetic.json [metric ...]
+python benchmarks/studies/table.py results/flops_synthetic.json [metric ...]
 """
 
 import json

@@ -1,6 +1,6 @@
 """FLoPS-PA and its rivals on real data, equally many non-zeros, each tuned with as many trials.
 
-    python benchmarks/flops_real.py results/flops_real.jsonl --root runs/flops_real [--only mnist]
+    python benchmarks/studies/flops_real.py results/flops_real.jsonl --root LIBRARY [--only mnist]
 
 Rates are chosen on held-out training data of the first seed (`fedsieve tune`), then run on test
 data with three seeds. FLoPS-PA is run once more as it is by default. Finished runs are found again

@@ -4,7 +4,7 @@ An interrupted run is resumed, a finished one resumed and read. Each time the en
 the undamaged run, bit for bit, or an error in plain words; a model that is silently another one, or
 a raw traceback, is a failure and ends the script with 1.
 
-    python benchmarks/damage.py [--draws 50] [--methods fedavg spafl vardrop] [--workers 2]
+    python tests/fuzz/damage.py [--draws 50] [--methods fedavg spafl vardrop] [--workers 2]
 """
 
 import argparse

@@ -10,7 +10,7 @@ mini-batches, a mean of state dicts. fedsieve runs with every message encoded an
 and checks on. Contestants take turns of one round (A) or twenty (B); medians and their ratio are
 printed, and the norms of the global models after equal rounds prove equal work.
 
-    python benchmarks/rounds.py [--turns 15] [--workload A B]
+    python benchmarks/speed/rounds.py [--turns 15] [--workload A B]
 """
 
 import argparse
@@ -119,7 +119,7 @@ def by_pfl(job: Job, lr: float) -> Iterator[float] | None:
     """pfl-research, if installed: its simulated FedAvg on the same shards."""
     if importlib.util.find_spec("pfl") is None:
         return None
-    from pfl_rounds import rounds  # noqa: PLC0415 - an optional contestant
+    from peers import rounds  # noqa: PLC0415 - an optional contestant
 
     return rounds(job, lr)
 

@@ -11,7 +11,7 @@ Limit    mask: n * H, by tensor (layers, topk), flags + live rows, lost + grown 
          sent. It takes mantissas for noise: frames that know better fall below 1
 Speed    MB/s: 4 bytes x all weights / median CPU seconds (other jobs matter less), on one thread
 
-    python benchmarks/wire.py [--shapes lenet resnet18] [--quick]
+    python benchmarks/speed/wire.py [--shapes lenet resnet18] [--quick]
 """
 
 import argparse

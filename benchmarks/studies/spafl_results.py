@@ -1,7 +1,7 @@
 """SpaFL runs of a library as small files, and as the tables of docs/results/spafl.md.
 
     fedsieve reproduce spafl_fashion_mnist --tier small --seeds 3 --root LIBRARY
-    python benchmarks/spafl_results.py LIBRARY results/spafl_fashion_mnist
+    python benchmarks/studies/spafl_results.py LIBRARY results/spafl_fashion_mnist
 
 Every run of the library, finished or not, gives one file: its options, and the evaluated rounds
 with scores, densities and the bytes sent up to then. The tables are made of these files alone.

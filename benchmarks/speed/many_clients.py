@@ -1,6 +1,6 @@
 """Personal models of thousands of clients: time of a round and memory as rounds go by.
 
-    python benchmarks/many_clients.py [--rounds 60] [--steps 10] [--ram-mb 1000]
+    python benchmarks/speed/many_clients.py [--rounds 60] [--steps 10] [--ram-mb 1000]
 
 SpaFL keeps a LeNet-5 and its momentum (3.4 MB) on every client. Two federations over Fashion-MNIST,
 100 and 10,000 clients, 10 a round, every client doing the same steps of 6 examples, take turns

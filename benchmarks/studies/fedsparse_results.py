@@ -1,7 +1,7 @@
 """FedSparse and its rivals at equal megabytes, as a small file and as tables.
 
     fedsieve reproduce fedsparse_cifar10 --tier small --seeds 3 --root LIBRARY
-    python benchmarks/fedsparse_results.py LIBRARY results/fedsparse_fashion_mnist.json
+    python benchmarks/studies/fedsparse_results.py LIBRARY results/fedsparse_fashion_mnist.json
 
 The file holds every evaluated round of every finished run with the bytes sent up to then; tables
 are made of it alone. A score at a budget is that of the last evaluation within it; at the end it is

@@ -1,8 +1,8 @@
 """Every method with nothing set: accuracy, density and bytes on four data sets, three seeds.
 
-    python benchmarks/defaults.py results/defaults.jsonl              # runs what is missing
-    python benchmarks/defaults.py results/defaults.jsonl --page docs/results/defaults.md
-    python benchmarks/defaults.py mine.jsonl --only digits --methods fedavg flops_pa
+    python benchmarks/studies/defaults.py results/defaults.jsonl              # runs what is missing
+    python benchmarks/studies/defaults.py results/defaults.jsonl --page docs/results/defaults.md
+    python benchmarks/studies/defaults.py mine.jsonl --only digits --methods fedavg flops_pa
 
 Digits run with no setting; MNIST, Fashion-MNIST and EMNIST letters with 100 clients, 20 steps
 and 50 rounds. The page says on what data defaults were chosen. Lines are appended as runs

@@ -2,7 +2,7 @@
 
 Runs on the embedded digits and writes a table of densities and, if asked, a plot:
 
-    python benchmarks/sparsity.py results/fedsparse_sparsity.csv docs/figures/sparsity.svg
+    python benchmarks/studies/sparsity.py results/fedsparse_sparsity.csv docs/figures/sparsity.svg
 """
 
 import csv

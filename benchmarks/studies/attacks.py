@@ -1,9 +1,10 @@
 """The recipe `attacks` as tables: methods against attacks for each rule of aggregation.
 
-    python benchmarks/attacks.py results/attacks.jsonl                     # runs what is missing
-    python benchmarks/attacks.py results/attacks.jsonl --rules mean agreement --methods fedavg
-    python benchmarks/attacks.py results/attacks_fashion_mnist.jsonl --recipe attacks_fashion_mnist
-    python benchmarks/attacks.py results/attacks.jsonl --page docs/results/attacks.md
+    cd benchmarks/studies; results=../../results
+    python attacks.py $results/attacks.jsonl                     # runs what is missing
+    python attacks.py $results/attacks.jsonl --rules mean agreement --methods fedavg
+    python attacks.py $results/attacks_fashion_mnist.jsonl --recipe attacks_fashion_mnist
+    python attacks.py $results/attacks.jsonl --page ../../docs/results/attacks.md
 
 Lines are appended as runs finish, so that a stopped table goes on.
 """

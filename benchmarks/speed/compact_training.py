@@ -1,6 +1,6 @@
 """What cutting pruned filters out of local training saves: time of a step of LeNet-5 and CNN-7.
 
-    python benchmarks/compact_training.py
+    python benchmarks/speed/compact_training.py
 
 A client of SpaFL (preset code, batches of 64) of which a share of the rows of every layer but the
 last is pruned, trained with masks and in tensors without the pruned rows. LeNet-5 reads

@@ -7,7 +7,7 @@ Frame `number` of a `seed` is always the same one, so a failure can be run again
 installed, a fuzzer guided by coverage then tries as many frames of its own. The tests of the wire
 run the same generator for a short while.
 
-    python benchmarks/fuzz_wire.py [--frames 1000000] [--seed 0] [--first 0]
+    python tests/fuzz/frames.py [--frames 1000000] [--seed 0] [--first 0]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Which output neurons a SpaFL run has pruned, and what that does to their classes.
 
-    python benchmarks/spafl_outputs.py RUN
+    python benchmarks/studies/spafl_outputs.py RUN
 
 Reads the last checkpoint of a run folder (method spafl, last layer fc2) and evaluates every
 client's own model on its own test shard.

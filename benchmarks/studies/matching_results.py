@@ -1,7 +1,7 @@
 """Trials of one-shot matching as a small file, and as the tables of docs/results/matching.md.
 
     fedsieve reproduce matching_clients --tier small --seeds 10 --root LIBRARY
-    python benchmarks/matching_results.py LIBRARY results/matching_one_shot.json
+    python benchmarks/studies/matching_results.py LIBRARY results/matching_one_shot.json
 
 Every cell of the studies gives its finished trials, one for each seed, with all rows. Tables are
 made of the file alone. Rows of a trial share their local networks, so that a row is compared with

@@ -2,7 +2,7 @@
 
 Clients hold noisy copies of a share of common neurons, the rest are their own, in random order.
 
-    python benchmarks/matching.py [--share 0.5]
+    python benchmarks/speed/matching.py [--share 0.5]
 """
 
 import argparse
