@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from fedsieve.jobs.library import load
     from fedsieve.jobs.progress import Watcher
     from fedsieve.jobs.result import Result
+    from fedsieve.jobs.sweep import sweep
+    from fedsieve.jobs.tune import tune
     from fedsieve.report.frames import compare
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "plan",
     "register",
     "run",
+    "sweep",
+    "tune",
 ]
 _HOMES = {
     "Config": "jobs.config",
@@ -41,6 +45,8 @@ _HOMES = {
     "plan": "jobs.forecast",
     "register": "core.method",
     "run": "jobs.api",
+    "sweep": "jobs.sweep",
+    "tune": "jobs.tune",
 }
 
 

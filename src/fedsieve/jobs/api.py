@@ -44,6 +44,11 @@ def run(
 ) -> Result:
     """Run a federated job.
 
+    ```python
+    result = fedsieve.run(method="fediter_ht", rounds=20, out="runs/first")
+    result.summary.global_accuracy, result.summary.up_bytes
+    ```
+
     Args:
         out: run folder; without one nothing is kept on disk.
         resume: continue the run in `out` (or start it, when it has no checkpoint yet).

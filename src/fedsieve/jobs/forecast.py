@@ -72,6 +72,11 @@ def plan(
 ) -> Forecast:
     """What `fedsieve.run` with these settings will cost, from its first rounds, really played.
 
+    ```python
+    cost = fedsieve.plan(method="flops_pa", dataset="mnist", rounds=200)
+    cost.total_bytes / 1e6, cost.total_seconds / 60
+    ```
+
     Raises:
         FedsieveError: bad settings, data or models.
     """

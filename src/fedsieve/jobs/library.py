@@ -94,6 +94,10 @@ def read_tensors(record: Record) -> Params | None:
 def load(folder: str | Path) -> Result:
     """The result in a run folder, as `fedsieve.run` gave it.
 
+    ```python
+    fedsieve.load("runs/first").plot().save("first.svg")
+    ```
+
     Raises:
         DataError: it is not a run folder, or the run never got to write a result.
     """

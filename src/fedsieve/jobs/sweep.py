@@ -34,6 +34,7 @@ from fedsieve.metrics.rows import Row
 
 Settings: TypeAlias = dict[str, Any]
 State: TypeAlias = Literal["found", "finished", "diverged", "failed", "stopped"]
+LIBRARY = Path("runs/library")
 GRACE_SECONDS = 3.0  # for a process that was told to end at once
 
 
@@ -58,7 +59,7 @@ class Progress(NamedTuple):
 class Point(NamedTuple):
     """A point of the grid and its seeds."""
 
-    values: dict[str, str]
+    values: dict[str, Any]
     jobs: list[Done]
 
 
@@ -67,14 +68,31 @@ Told: TypeAlias = Callable[[Done, Progress], None]
 
 def sweep(
     settings: Mapping[str, Any],
-    grid: Mapping[str, Sequence[str]],
-    root: Path,
+    grid: Mapping[str, Sequence[Any]],
+    root: str | Path = LIBRARY,
     *,
     seeds: int = 1,
     workers: int = 1,
     told: Told | None = None,
 ) -> list[Point]:
     """Run the product of a grid for seeds s, s+1, ... of the settings' own seed s.
+
+    Runs are kept in the library at `root`: the same call again finds them, and goes on with what
+    was interrupted.
+
+    ```python
+    for point in fedsieve.sweep({"rounds": 20}, {"lr": [0.01, 0.1], "wire": ["fp32", "int8"]}):
+        scores = [job.record.summary.global_accuracy for job in point.jobs if job.record]
+        print(point.values, scores)
+    ```
+
+    Args:
+        settings: what all runs share, as keywords of `fedsieve.run`.
+        grid: values by the name of a setting or option.
+        root: the library of runs.
+        seeds: how many runs of every point.
+        workers: runs side by side, one core each.
+        told: hears of every run that ends.
 
     Raises:
         ConfigError: a name or value in the settings or the grid does not fit.
@@ -85,7 +103,7 @@ def sweep(
     first = make(dict(settings)).seed
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     jobs = [with_values(settings, p) | {"seed": first + k} for p in points for k in range(seeds)]
-    ended = run_all(jobs, root, workers=workers, told=told)
+    ended = run_all(jobs, Path(root), workers=workers, told=told)
     return [Point(p, ended[i * seeds : (i + 1) * seeds]) for i, p in enumerate(points)]
 
 

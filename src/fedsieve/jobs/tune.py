@@ -18,9 +18,9 @@ from fedsieve.core.method import method_class
 from fedsieve.core.options import in_range
 from fedsieve.jobs.config import SETTINGS, make, method_options
 from fedsieve.jobs.library import TUNING_FILE, Record
-from fedsieve.jobs.search_space import Range, Space, spelled
+from fedsieve.jobs.search_space import Range, Space, read_space, spelled
 from fedsieve.jobs.settings import TUNABLE
-from fedsieve.jobs.sweep import Done, Settings, Told, run_all, with_values
+from fedsieve.jobs.sweep import LIBRARY, Done, Settings, Told, run_all, with_values
 from fedsieve.metrics.rows import SCORES
 
 LEAST_VALIDATION = 0.1
@@ -106,8 +106,8 @@ class Tuned(NamedTuple):
 
 def tune(
     settings: Mapping[str, Any],
-    space: Mapping[str, Range],
-    root: Path,
+    space: Mapping[str, Range | str],
+    root: str | Path = LIBRARY,
     *,
     methods: Sequence[str] = (),
     trials: int = 20,
@@ -121,9 +121,14 @@ def tune(
 ) -> list[Tuned]:
     """Tune every method with the same number of trials, then run the best on test data.
 
+    ```python
+    (best,) = fedsieve.tune({"rounds": 20}, {"lr": "log(0.001,1)", "epochs": "int(1,5)"}, trials=10)
+    best.tuning.best, best.records[0].summary.global_accuracy
+    ```
+
     Args:
         settings: the job; its `validation` is raised to 0.1 in trials if it is less.
-        space: ranges by name (`read_space`); a method takes part in those it has.
+        space: ranges by name, such as `log(0.001,1)`; a method takes part in those it has.
         root: the library in which trials and final runs are kept and found again.
         methods: the settings' own if none are given.
         trials: random settings for each method.
@@ -145,22 +150,24 @@ def tune(
     in_range("seeds", seeds, 1)
     scored = seeds if trial_seeds is None else trial_seeds
     in_range("trial_seeds", scored, 1, seeds)
+    texts = {n: how if isinstance(how, str) else spelled(how) for n, how in space.items()}
+    ranges = read_space([f"{name}={how}" for name, how in texts.items()])
     names = list(dict.fromkeys(methods or [str(settings.get("method", "fedavg"))]))
     searches = []
     for name in names:
-        base, part = _of_method(settings, space, name, names)
+        base, part = _of_method(settings, ranges, name, names)
         first = make(base).seed
         numbers = tuple(range(first, first + seeds))
         chosen = read_metric(metric, name)
         searches.append(Search(name, base, part, chosen, trials, numbers, rounds, numbers[:scored]))
     jobs = [job for search in searches for job in search.trial_jobs()]
     each = trials * scored
-    ended = _whole(run_all(jobs, root, workers=workers, told=told))
+    ended = _whole(run_all(jobs, Path(root), workers=workers, told=told))
     found = [_judge(s, ended[i * each : (i + 1) * each]) for i, s in enumerate(searches)]
     if final:
         best = zip(searches, found, strict=True)
         jobs = [job for search, tuned in best for job in search.final_jobs(tuned.tuning.best)]
-        runs = [_record(d) for d in _whole(run_all(jobs, root, workers=workers, told=told))]
+        runs = [_record(d) for d in _whole(run_all(jobs, Path(root), workers=workers, told=told))]
         found = [_final(t, runs[i * seeds : (i + 1) * seeds]) for i, t in enumerate(found)]
     for tuning, records in found:
         text = msgspec.json.format(msgspec.json.encode(tuning), indent=1)
