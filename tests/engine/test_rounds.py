@@ -298,7 +298,7 @@ def test_flops_of_a_round_are_three_passes_over_the_data(tmp_path):
     cohort = {m.client for m in played.messages}
     examples = sum(job.federation.examples(c) for c in cohort)
     macs = 64 * 12 + 12 * 10
-    assert played.row.flops_dense == played.row.flops_ideal == 3 * macs * examples * 2
+    assert played.row.macs_dense == played.row.macs_ideal == 3 * macs * examples * 2
 
 
 def test_scores_are_those_of_a_direct_evaluation(tmp_path):

@@ -28,7 +28,7 @@ def row(number, accuracy, up=60, down=40, **fields):
     plain = {
         "round": number, "seconds": 1.0, "clients": 2, "failed": 0, "up_bytes": up,
         "down_bytes": down, "up_paper_bytes": up // 2, "down_paper_bytes": down // 2,
-        "flops_dense": 20, "flops_ideal": 10, "flops_realisable": 15, "density": 0.5,
+        "macs_dense": 20, "macs_ideal": 10, "macs_realisable": 15, "density": 0.5,
         "global_accuracy": accuracy, "local_accuracy": accuracy and accuracy - 0.1,
     }  # fmt: skip
     return Row(**plain | fields)
@@ -39,8 +39,8 @@ def record(rows, path="run", method="fedavg", seed=0, partition="p0", stopped="f
     totals = {
         name: sum(getattr(r, name) for r in rows)
         for name in (
-            "up_bytes", "down_bytes", "up_paper_bytes", "down_paper_bytes", "flops_dense",
-            "flops_ideal", "flops_realisable",
+            "up_bytes", "down_bytes", "up_paper_bytes", "down_paper_bytes", "macs_dense",
+            "macs_ideal", "macs_realisable",
         )
     }  # fmt: skip
     scores = {name: last(rows, name) for name in SCORES}
@@ -77,8 +77,8 @@ def test_every_axis_adds_up_its_own_fields():
     assert sums == {
         "bytes": [100, 200, 300],
         "paper_bytes": [50, 100, 150],
-        "flops_ideal": [10, 20, 30],
-        "flops_dense": [20, 40, 60],
+        "macs_ideal": [10, 20, 30],
+        "macs_dense": [20, 40, 60],
         "rounds": [1, 2, 3],
     }
 

@@ -16,7 +16,7 @@ from fedsieve.report.watch import Follower, sparkline
 
 def row(number, **fields):
     zeros = dict.fromkeys(
-        (name for name in Row.__struct_fields__ if name.startswith(("flops_", "up_", "down_"))), 0
+        (name for name in Row.__struct_fields__ if name.startswith(("macs_", "up_", "down_"))), 0
     )
     plain = zeros | {"round": number, "seconds": 2.0, "clients": 3, "failed": 0, "density": 0.5}
     return Row(**plain | {"up_bytes": 1_000_000, "loss": 1 / number} | fields)

@@ -11,28 +11,24 @@ from typing import NamedTuple
 import msgspec
 
 from fedsieve.jobs.library import Record
-from fedsieve.metrics.rows import Row, best
+from fedsieve.metrics.rows import COLUMNS, Row, best
 
 SHARES = {"1": 1.0, "1/2": 0.5, "1/4": 0.25}  # of the largest common budget
 
 
 class Axis(NamedTuple):
-    """Something that is spent round by round: the sum of `fields` of the rows."""
+    """Something that is spent round by round."""
 
-    name: str
-    label: str
-    fields: tuple[str, ...]  # none: rounds are counted
+    title: str
+    field: str  # of a row; it is added up, but for the number of the round
+    unit: float = 1.0  # of the title
 
 
 AXES = {
-    axis.name: axis
-    for axis in (
-        Axis("bytes", "bytes sent, both ways", ("up_bytes", "down_bytes")),
-        Axis("paper_bytes", "bytes by the papers", ("up_paper_bytes", "down_paper_bytes")),
-        Axis("flops_ideal", "ideal MACs", ("flops_ideal",)),
-        Axis("flops_dense", "dense MACs", ("flops_dense",)),
-        Axis("rounds", "rounds", ()),
-    )
+    "bytes": Axis("MB", "sent_bytes", 1e6),
+    "paper_bytes": Axis("paper MB", "paper_bytes", 1e6),
+    **{name: Axis(COLUMNS[name].label, name) for name in ("macs_ideal", "macs_dense")},
+    "rounds": Axis("rounds", "round"),
 }
 
 
@@ -55,9 +51,8 @@ def figure(values: Iterable[float | None]) -> Figure | None:
 
 def spent(rows: Sequence[Row], axis: Axis) -> list[int]:
     """What had been spent after each row."""
-    if not axis.fields:
-        return [row.round for row in rows]
-    return list(accumulate(sum(getattr(row, name) for name in axis.fields) for row in rows))
+    values = [getattr(row, axis.field) for row in rows]
+    return values if axis.field == "round" else list(accumulate(values))
 
 
 def total(record: Record, axis: Axis) -> int:

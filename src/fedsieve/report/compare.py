@@ -1,4 +1,4 @@
-"""Finished runs side by side: equal communication, equal FLOPs, equal rounds.
+"""Finished runs side by side: equal communication, equal MACs, equal rounds.
 
 Seeds of one configuration form a group. Groups are compared only if they learnt from the same
 partitions of the same data and were scored on the same part of it.
@@ -127,7 +127,7 @@ def group(records: Sequence[Record]) -> tuple[list[Group], list[str]]:
     if not records:
         raise ConfigError("nothing to compare: give the folders of finished runs.")
     warnings = [
-        f"{r.path}: stopped {r.summary.stopped}" for r in records if r.summary.stopped != "finished"
+        f"{r.path}: stopped {r.summary.status}" for r in records if r.summary.status != "finished"
     ]
     found: dict[str, dict[int, Record]] = {}
     for record in records:
