@@ -291,7 +291,7 @@ def test_parts_of_a_message_add_up_and_paper_bytes_are_four_per_value(tmp_path):
     assert played.row.up_paper_bytes == 3 * 4 * values
 
 
-def test_flops_of_a_round_are_three_passes_over_the_data(tmp_path):
+def test_macs_of_a_round_are_three_passes_over_the_data(tmp_path):
     job = small_job(rounds=1, epochs=2)
     rounds = rounds_of(job, tmp_path)
     (played,) = rounds.play(rounds.start())

@@ -1,4 +1,4 @@
-"""FLOPs of training: three forward passes' worth of multiply-accumulates per example."""
+"""MACs of training: three forward passes' worth of multiply-accumulates per example."""
 
 import pytest
 import torch

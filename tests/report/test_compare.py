@@ -13,7 +13,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.drawing import text
 from fedsieve.jobs.config import make, to_toml
 from fedsieve.jobs.library import Record, read_run
-from fedsieve.metrics.rows import SCORES, Row, Summary, best, last
+from fedsieve.metrics.rows import Row, Summary, totals
 from fedsieve.report import budget
 from fedsieve.report.answer import Candidate, answer
 from fedsieve.report.budget import AXES, figure
@@ -34,22 +34,12 @@ def row(number, accuracy, up=60, down=40, **fields):
     return Row(**plain | fields)
 
 
-def record(rows, path="run", method="fedavg", seed=0, partition="p0", stopped="finished", **more):
+def record(rows, path="run", method="fedavg", seed=0, partition="p0", status="finished", **more):
     config = make({"method": method, "seed": seed, "rounds": len(rows)} | more)
-    totals = {
-        name: sum(getattr(r, name) for r in rows)
-        for name in (
-            "up_bytes", "down_bytes", "up_paper_bytes", "down_paper_bytes", "macs_dense",
-            "macs_ideal", "macs_realisable",
-        )
-    }  # fmt: skip
-    scores = {name: last(rows, name) for name in SCORES}
-    tops = {f"best_{name}": best(rows, name) for name in SCORES}
     summary = Summary(
         method=method, dataset=config.dataset, model="m", partition="iid", seed=seed,
-        partition_fingerprint=partition, num_clients=2, rounds=len(rows), seconds=1.0,
-        stopped=stopped, score="accuracy", loss=None, density=0.5, failed=0, model_hash="h",
-        versions={}, **totals, **scores, **tops,
+        partition_fingerprint=partition, num_clients=2, rounds=len(rows), status=status,
+        score="accuracy", model_hash="h", versions={}, **totals(rows),
     )  # fmt: skip
     return Record(Path(path), config, summary, rows, [])
 
@@ -217,7 +207,7 @@ def test_the_command_prints_draws_and_speaks_json(cli, tmp_path):
     assert code == 0, err
     assert "equal MB" in out
     assert "to reach local 0.3800" in out  # 0.95 * 0.4, the best of both
-    for name in ("accuracy_mb", "accuracy_flops", "density_rounds", "pareto"):
+    for name in ("accuracy_mb", "accuracy_macs", "density_rounds", "pareto"):
         assert (tmp_path / "figures" / f"{name}.svg").read_text().startswith("<?xml")
         assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     code, out, _ = cli("compare", one, two, "--json")

@@ -1,4 +1,4 @@
-"""What a run will cost, from its own first rounds: bytes, FLOPs, memory and time."""
+"""What a run will cost, from its own first rounds: bytes, MACs, memory and time."""
 
 import tempfile
 import time

@@ -91,7 +91,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Metric(
             "density, mean over layers",
-            "the unweighted mean over layers of the same models, or of the global one; at "
+            "the unweighted mean over layers, of all clients' own models or of the global one; at "
             "evaluations",
             "share", "last", "lower",
         ),
