@@ -13,10 +13,10 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.drawing import text
 from fedsieve.jobs.config import make, to_toml
 from fedsieve.jobs.library import Record, read_run
-from fedsieve.metrics.rows import Row, Summary, totals
+from fedsieve.metrics.rows import AXES, Row, Summary, totals
 from fedsieve.report import budget
 from fedsieve.report.answer import Candidate, answer
-from fedsieve.report.budget import AXES, figure
+from fedsieve.report.budget import figure
 from fedsieve.report.compare import compare, group
 from fedsieve.report.curves import curve, draw
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedsieve.metrics.rows import SCORES, scope
+from fedsieve.metrics.rows import AXES, SCORES, scope
 
 if TYPE_CHECKING:
     from fedsieve.report.budget import Figure
@@ -156,9 +156,7 @@ def _colour(curve: int | None) -> str:
 
 
 def _print_all(page: Console, found: "Comparison") -> None:
-    from fedsieve.report.budget import AXES
-
-    table = narrow(f"final {found.score}", "n", "trials", "global", "local", "density")
+    table = narrow(f"final {found.score}", "n", "trials", *map(scope, SCORES), "density")
     for line in found.lines:
         table.add_row(
             plain(line.label),
@@ -168,7 +166,7 @@ def _print_all(page: Console, found: "Comparison") -> None:
         )
     page.print()
     page.print(table)
-    table = narrow("in all", *_titles())
+    table = narrow("in all", *(axis.title for axis in AXES.values()))
     for line in found.lines:
         table.add_row(plain(line.label), *_spent(line.spent))
     page.print()
@@ -180,8 +178,6 @@ def _print_all(page: Console, found: "Comparison") -> None:
 
 
 def _budgets(page: Console, found: "Comparison", axis: str) -> None:
-    from fedsieve.report.budget import AXES
-
     cells = [cell for cell in found.budgets if cell.axis == axis]
     if not cells:
         return
@@ -199,7 +195,7 @@ def _budgets(page: Console, found: "Comparison", axis: str) -> None:
 
 def _reached(page: Console, found: "Comparison", reached: "Reached") -> None:
     what = f"to reach {scope(reached.metric)} {reached.target:.4f}"
-    table = narrow(what, "reached", *_titles())
+    table = narrow(what, "reached", *(axis.title for axis in AXES.values()))
     for line in found.lines:
         spent = reached.spent[line.label]
         count = next((f.n for f in spent.values() if f is not None), 0)
@@ -209,12 +205,4 @@ def _reached(page: Console, found: "Comparison", reached: "Reached") -> None:
 
 
 def _spent(figures: "dict[str, Figure | None]") -> list[str]:
-    from fedsieve.report.budget import AXES
-
     return [number(figures[name], axis.unit) for name, axis in AXES.items()]
-
-
-def _titles() -> list[str]:
-    from fedsieve.report.budget import AXES
-
-    return [axis.title for axis in AXES.values()]

@@ -31,6 +31,14 @@ class Metric(NamedTuple):
     is_watched: bool = False  # `fedsieve watch` draws its curve
 
 
+class Axis(NamedTuple):
+    """What runs spend, at equal amounts of which they are compared."""
+
+    title: str
+    field: str  # of a row; it is added up, but for the number of the round
+    unit: float = 1.0  # of the title
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured in every round, or in evaluated ones, and of a run as a whole."""
 
@@ -275,6 +283,12 @@ MEASURED = _declared(Measured)
 COLUMNS = _declared(Row)
 SUMMARY = _declared(Summary)
 SCORES = tuple(name for name in MEASURED if f"best_{name}" in SUMMARY)
+AXES = {
+    "bytes": Axis("MB", "sent_bytes", 1e6),
+    "paper_bytes": Axis("paper MB", "paper_bytes", 1e6),
+    **{name: Axis(COLUMNS[name].label, name) for name in ("macs_ideal", "macs_dense")},
+    "rounds": Axis("rounds", "round"),
+}
 
 
 def scope(score: str) -> str:

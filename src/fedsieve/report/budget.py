@@ -6,30 +6,13 @@ Nothing is interpolated: the value at a budget is the last one measured at or be
 import statistics
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import msgspec
 
 from fedsieve.jobs.library import Record
-from fedsieve.metrics.rows import COLUMNS, Row, best
+from fedsieve.metrics.rows import Axis, Row, best
 
 SHARES = {"1": 1.0, "1/2": 0.5, "1/4": 0.25}  # of the largest common budget
-
-
-class Axis(NamedTuple):
-    """Something that is spent round by round."""
-
-    title: str
-    field: str  # of a row; it is added up, but for the number of the round
-    unit: float = 1.0  # of the title
-
-
-AXES = {
-    "bytes": Axis("MB", "sent_bytes", 1e6),
-    "paper_bytes": Axis("paper MB", "paper_bytes", 1e6),
-    **{name: Axis(COLUMNS[name].label, name) for name in ("macs_ideal", "macs_dense")},
-    "rounds": Axis("rounds", "round"),
-}
 
 
 class Figure(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ import msgspec
 from fedsieve.core.errors import ConfigError
 from fedsieve.jobs.config import SETTINGS
 from fedsieve.jobs.library import TUNING_FILE, Record, run_hash
-from fedsieve.metrics.rows import SCORES, last
+from fedsieve.metrics.rows import AXES, SCORES, last
 from fedsieve.report import budget
 from fedsieve.report.answer import Candidate, answer, reference
-from fedsieve.report.budget import AXES, SHARES, Figure, figure
+from fedsieve.report.budget import SHARES, Figure, figure
 from fedsieve.report.labels import labels
 
 

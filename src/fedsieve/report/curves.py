@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsieve.core.errors import ConfigError
-from fedsieve.metrics.rows import scope
-from fedsieve.report.budget import AXES, Axis, figure, non_dominated, spent
+from fedsieve.metrics.rows import AXES, Axis, scope
+from fedsieve.report.budget import figure, non_dominated, spent
 from fedsieve.report.compare import Group, metric_of, pareto_metric, pareto_points
 
 if TYPE_CHECKING:
