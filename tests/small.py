@@ -82,7 +82,7 @@ def same_when_resumed(settings: dict[str, Any], folder: Path) -> None:
     """Fail unless a run stopped after two rounds and resumed gives the bits of a whole one."""
     whole = fedsieve.run(**SETTINGS | settings)
     stopped = fedsieve.run(**SETTINGS | settings, out=folder, watcher=StopAfter(2))
-    assert stopped.summary.stopped == "after round 2 of 4"
+    assert stopped.summary.status == "after round 2 of 4"
     resumed = fedsieve.run(out=folder, resume=True)
     assert resumed.summary.model_hash == whole.summary.model_hash
     assert steady(resumed.rows) == steady(whole.rows)

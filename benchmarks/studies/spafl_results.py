@@ -14,11 +14,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import msgspec
-
 from fedsieve.core.options import spell
 from fedsieve.jobs.config import make, read_toml
-from fedsieve.metrics.rows import Row
+from fedsieve.metrics.rows import Row, read_row
 from fedsieve.recipes.recipe import Recipe, find
 from table import markdown, spread
 
@@ -37,7 +35,7 @@ def export(library: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(library.glob("*/rounds.jsonl")):
         config = make(read_toml(path.parent / "config.toml"))
-        rows = [msgspec.json.decode(line, type=Row) for line in path.read_bytes().splitlines()]
+        rows = [read_row(line) for line in path.read_bytes().splitlines()]
         label = label_of({"method": config.method, **config.options})
         if label is None or not rows:
             continue

@@ -51,7 +51,7 @@ def test_json_is_rows_then_the_summary(cli, tmp_path):
     assert summary == json.loads((tmp_path / "run" / "result.json").read_text())
     required = (
         "round seconds clients failed up_bytes down_bytes up_paper_bytes down_paper_bytes "
-        "flops_dense flops_ideal flops_realisable density global_accuracy local_accuracy loss"
+        "macs_dense macs_ideal macs_realisable density global_accuracy local_accuracy loss"
     )
     assert set(required.split()) <= set(first)
 

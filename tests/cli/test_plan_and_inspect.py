@@ -36,7 +36,7 @@ def test_the_predicted_bytes_are_within_five_percent_of_the_run(cli, method, wir
     assert forecast["total_bytes"] == pytest.approx(true, rel=0.05)
     paper = summary["up_paper_bytes"] + summary["down_paper_bytes"]
     assert forecast["total_paper_bytes"] == paper
-    assert forecast["total_macs"] == pytest.approx(summary["flops_dense"], rel=0.3)  # cohorts vary
+    assert forecast["total_macs"] == pytest.approx(summary["macs_dense"], rel=0.3)  # cohorts vary
 
 
 @pytest.mark.parametrize("ramp", [{}, {"ramp": 30}], ids=["of the run", "given"])

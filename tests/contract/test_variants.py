@@ -37,5 +37,5 @@ def test_resumed_equals_uninterrupted_bit_for_bit(settings, tmp_path):
 def test_some_parcels_are_late_and_some_were_on_their_way_at_the_interrupt():
     """Else the variant would be the default: whoever waits trains nothing in that round."""
     rows = fedsieve.run(**SETTINGS | VARIANTS["late parcels"]).rows
-    whole = rows[0].flops_dense  # in the first round all train
-    assert all(0 < row.flops_dense < whole for row in rows[1:])
+    whole = rows[0].macs_dense  # in the first round all train
+    assert all(0 < row.macs_dense < whole for row in rows[1:])

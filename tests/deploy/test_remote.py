@@ -201,7 +201,7 @@ def test_a_server_that_starts_again_finds_the_states_of_its_checkpoint(tmp_path)
 
     broken = Deployed(job, tmp_path, stop, desks=first.desks)
     cut = broken.play(tmp_path / "run")
-    assert cut.summary.stopped == "after round 3 of 5"
+    assert cut.summary.status == "after round 3 of 5"
     whole = Deployed(job, tmp_path, desks=first.desks, session=2).play(
         tmp_path / "run", resume=True
     )
@@ -444,7 +444,7 @@ def test_figures_that_no_row_can_hold_are_a_failure(tmp_path):
         answer = peek(good, Answer)
         if client != 1 or not is_training(call, 1):
             return good
-        forged = msgspec.structs.replace(answer.result, flops=(2**63, 0, 0))
+        forged = msgspec.structs.replace(answer.result, macs=(2**63, 0, 0))
         return seal(msgspec.structs.replace(answer, result=forged), None)
 
     job = stateful(rounds=2)

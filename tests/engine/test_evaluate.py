@@ -8,7 +8,7 @@ import torch
 
 import fedsieve
 from fedsieve.engine.evaluate import Scores, discovery
-from fedsieve.engine.metrics import Exchange, account
+from fedsieve.engine.metrics import Exchange, round_metrics
 from fedsieve.jobs.library import read_run
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo.linear import Linear, Mlp
@@ -79,5 +79,7 @@ def test_where_no_shard_has_a_score_there_is_none(tmp_path):
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_figures_of_a_row_are_finite_or_not_there(odd):
-    row, _ = account(Exchange([], [], []), Scores(None, None, None), [], {"a": odd, "b": 2.0}, 1, 0)
+    row, _ = round_metrics(
+        Exchange([], [], []), Scores(None, None, None), [], {"a": odd, "b": 2.0}, 1, 0
+    )
     assert row.values == {"b": 2.0}

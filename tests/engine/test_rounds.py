@@ -291,14 +291,14 @@ def test_parts_of_a_message_add_up_and_paper_bytes_are_four_per_value(tmp_path):
     assert played.row.up_paper_bytes == 3 * 4 * values
 
 
-def test_flops_of_a_round_are_three_passes_over_the_data(tmp_path):
+def test_macs_of_a_round_are_three_passes_over_the_data(tmp_path):
     job = small_job(rounds=1, epochs=2)
     rounds = rounds_of(job, tmp_path)
     (played,) = rounds.play(rounds.start())
     cohort = {m.client for m in played.messages}
     examples = sum(job.federation.examples(c) for c in cohort)
     macs = 64 * 12 + 12 * 10
-    assert played.row.flops_dense == played.row.flops_ideal == 3 * macs * examples * 2
+    assert played.row.macs_dense == played.row.macs_ideal == 3 * macs * examples * 2
 
 
 def test_scores_are_those_of_a_direct_evaluation(tmp_path):

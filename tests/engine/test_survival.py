@@ -78,7 +78,7 @@ def test_ctrl_c_ends_cleanly_and_the_run_goes_on_later(uninterrupted, tmp_path):
     assert run.returncode == 130, output
     result = json.loads((folder / "result.json").read_text())
     assert 3 <= result["rounds"] < 60
-    assert result["stopped"] == f"after round {result['rounds']} of 60"
+    assert result["status"] == f"after round {result['rounds']} of 60"
     resumed = fedsieve.run(out=folder, resume=True)
     assert resumed.summary.model_hash == uninterrupted.summary.model_hash
 
@@ -106,7 +106,7 @@ def test_a_run_that_fails_keeps_what_was_done(tmp_path):
         )  # fmt: skip
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["rounds"] == len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
-    assert result["stopped"].startswith("after round")
+    assert result["status"].startswith("after round")
 
 
 def test_a_folder_in_use_is_not_written_over(tmp_path):
@@ -241,7 +241,7 @@ def test_an_end_in_the_middle_of_a_round_leaves_a_folder_that_resumes_to_the_sam
 
         patch.setattr(rounds, "evaluate", dies)
         stopped = fedsieve.run(**settings, out=folder)
-    assert stopped.summary.stopped == "after round 2 of 4"
+    assert stopped.summary.status == "after round 2 of 4"
     resumed = fedsieve.run(out=folder, resume=True)
     assert resumed.summary.model_hash == fedsieve.run(**settings).summary.model_hash
 

@@ -29,7 +29,7 @@ def test_an_interrupted_run_is_continued(tmp_path, data):
 
     path = tmp_path / library.run_hash(settings)
     stopped = fedsieve.run(**settings, out=path, watcher=Impatient())
-    assert stopped.summary.stopped == "after round 1 of 2"
+    assert stopped.summary.status == "after round 1 of 2"
     record = library.obtain(settings, tmp_path)
     assert record.summary.model_hash == whole.summary.model_hash
     assert [row.round for row in record.rows] == [1, 2]

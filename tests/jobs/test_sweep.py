@@ -147,7 +147,7 @@ def test_stopping_leaves_no_process_and_a_run_that_goes_on(tmp_path, number, cod
     until(lambda: not any(is_alive(child) for child in children))
     for path in tmp_path.iterdir():
         until((path / "result.json").exists)
-        assert library.read_run(path).summary.stopped.startswith("after round")
+        assert library.read_run(path).summary.status.startswith("after round")
 
 
 def until(is_so):

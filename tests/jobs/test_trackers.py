@@ -19,7 +19,7 @@ QUICK = {"rounds": 2, "clients": 3, "model": "mlp(hidden=[4])"}
 
 
 def row(number, **fields):
-    names = [n for n in Row.__struct_fields__ if n.startswith(("flops_", "up_", "down_"))]
+    names = [n for n in Row.__struct_fields__ if n.startswith(("macs_", "up_", "down_"))]
     plain = dict.fromkeys(names, 10) | {"seconds": 2.0, "clients": 3, "failed": 1, "density": 0.5}
     return Row(round=number, **plain | fields)
 
@@ -105,7 +105,7 @@ def test_totals_are_those_of_the_run_s_own_summary():
     result = fedsieve.run(**QUICK)
     found = totals(result.rows)
     assert found == pytest.approx({name: getattr(result.summary, name) for name in found})
-    assert {"up_bytes", "flops_ideal", "best_global_accuracy", "loss", "seconds"} <= set(found)
+    assert {"up_bytes", "macs_ideal", "best_global_accuracy", "loss", "seconds"} <= set(found)
 
 
 def test_tensorboard_gets_rows_by_round_and_a_summary_at_the_end(boards, tmp_path):

@@ -46,7 +46,7 @@ def test_central_training_sees_all_data_and_all_test_shards(tmp_path):
     examples = sum(len(shard) for shard in job.partition.train)
     assert job.federation.num_clients == 1
     assert job.federation.num_shards == 5
-    assert played.row.flops_dense == 3 * job.method.task.graph.macs * examples * 2
+    assert played.row.macs_dense == 3 * job.method.task.graph.macs * examples * 2
     assert played.row.global_accuracy is not None
 
 

@@ -117,7 +117,7 @@ def test_without_dropping_it_is_fedopt(tmp_path):
         torch.testing.assert_close(dropped[name], expected, rtol=0, atol=3e-6)
 
 
-def test_the_flops_ledger_sees_the_submodel():
+def test_macs_are_counted_on_the_submodel():
     job = job_of(conv_drop=0.25, fc_drop=0.5)
     down = job.method.broadcast(start(job), 0, fold(0, "broadcast"))
     _, _, metrics = reply(job, down, 0)

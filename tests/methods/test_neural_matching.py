@@ -105,7 +105,7 @@ def test_clients_of_different_widths_keep_them_and_are_counted_by_them(tmp_path)
         wide = 64 * 12 + 12 * 8 + 8 * 10
         narrow = 64 * 6 + 6 * 4 + 4 * 10
         macs = 3 * sum(n * (wide if c % 2 == 0 else narrow) for c, n in enumerate(examples))
-        assert played.row.flops_ideal == played.row.flops_realisable == macs
+        assert played.row.macs_ideal == played.row.macs_realisable == macs
 
 
 def test_a_later_round_without_sweeps_keeps_the_labels_and_averages_them():

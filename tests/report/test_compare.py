@@ -13,10 +13,10 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.drawing import text
 from fedsieve.jobs.config import make, to_toml
 from fedsieve.jobs.library import Record, read_run
-from fedsieve.metrics.rows import SCORES, Row, Summary, best, last
+from fedsieve.metrics.rows import AXES, Row, Summary, totals
 from fedsieve.report import budget
 from fedsieve.report.answer import Candidate, answer
-from fedsieve.report.budget import AXES, figure
+from fedsieve.report.budget import figure
 from fedsieve.report.compare import compare, group
 from fedsieve.report.curves import curve, draw
 
@@ -28,28 +28,18 @@ def row(number, accuracy, up=60, down=40, **fields):
     plain = {
         "round": number, "seconds": 1.0, "clients": 2, "failed": 0, "up_bytes": up,
         "down_bytes": down, "up_paper_bytes": up // 2, "down_paper_bytes": down // 2,
-        "flops_dense": 20, "flops_ideal": 10, "flops_realisable": 15, "density": 0.5,
+        "macs_dense": 20, "macs_ideal": 10, "macs_realisable": 15, "density": 0.5,
         "global_accuracy": accuracy, "local_accuracy": accuracy and accuracy - 0.1,
     }  # fmt: skip
     return Row(**plain | fields)
 
 
-def record(rows, path="run", method="fedavg", seed=0, partition="p0", stopped="finished", **more):
+def record(rows, path="run", method="fedavg", seed=0, partition="p0", status="finished", **more):
     config = make({"method": method, "seed": seed, "rounds": len(rows)} | more)
-    totals = {
-        name: sum(getattr(r, name) for r in rows)
-        for name in (
-            "up_bytes", "down_bytes", "up_paper_bytes", "down_paper_bytes", "flops_dense",
-            "flops_ideal", "flops_realisable",
-        )
-    }  # fmt: skip
-    scores = {name: last(rows, name) for name in SCORES}
-    tops = {f"best_{name}": best(rows, name) for name in SCORES}
     summary = Summary(
         method=method, dataset=config.dataset, model="m", partition="iid", seed=seed,
-        partition_fingerprint=partition, num_clients=2, rounds=len(rows), seconds=1.0,
-        stopped=stopped, score="accuracy", loss=None, density=0.5, failed=0, model_hash="h",
-        versions={}, **totals, **scores, **tops,
+        partition_fingerprint=partition, num_clients=2, rounds=len(rows), status=status,
+        score="accuracy", model_hash="h", versions={}, **totals(rows),
     )  # fmt: skip
     return Record(Path(path), config, summary, rows, [])
 
@@ -77,8 +67,8 @@ def test_every_axis_adds_up_its_own_fields():
     assert sums == {
         "bytes": [100, 200, 300],
         "paper_bytes": [50, 100, 150],
-        "flops_ideal": [10, 20, 30],
-        "flops_dense": [20, 40, 60],
+        "macs_ideal": [10, 20, 30],
+        "macs_dense": [20, 40, 60],
         "rounds": [1, 2, 3],
     }
 
@@ -217,7 +207,7 @@ def test_the_command_prints_draws_and_speaks_json(cli, tmp_path):
     assert code == 0, err
     assert "equal MB" in out
     assert "to reach local 0.3800" in out  # 0.95 * 0.4, the best of both
-    for name in ("accuracy_mb", "accuracy_flops", "density_rounds", "pareto"):
+    for name in ("accuracy_mb", "accuracy_macs", "density_rounds", "pareto"):
         assert (tmp_path / "figures" / f"{name}.svg").read_text().startswith("<?xml")
         assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     code, out, _ = cli("compare", one, two, "--json")

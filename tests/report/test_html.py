@@ -111,6 +111,8 @@ def test_the_summary_equals_result_json(runs, elements):
     for number, run in enumerate(runs):
         result = json.loads((run / "result.json").read_text())
         assert {n: v for (i, n), v in versions.items() if i == number} == result.pop("versions")
+        result["sent_bytes"] = result["up_bytes"] + result["down_bytes"]
+        result["paper_bytes"] = result["up_paper_bytes"] + result["down_paper_bytes"]
         assert {n: v for (i, n), v in shown.items() if i == number} == result
 
 
@@ -218,7 +220,7 @@ def test_pages_without_data_say_so(runs, tmp_path):
 
 
 def test_a_run_without_rounds_has_a_page(runs, tmp_path):
-    empty = changed(runs[0], tmp_path / "empty", rounds=0, stopped="after round 0 of 4")
+    empty = changed(runs[0], tmp_path / "empty", rounds=0, status="after round 0 of 4")
     for name in ("rounds", "evaluations", "messages"):
         (empty / f"{name}.jsonl").write_text("")
     assert "No round was finished" in page.write([empty], tmp_path / "a.html").read_text()
@@ -230,7 +232,7 @@ def test_a_run_without_rounds_has_a_page(runs, tmp_path):
 def test_warnings_name_what_is_wrong(runs, tmp_path):
     assert "replies failed" not in "".join(warnings(figures.read_runs(runs)))
     bad = changed(
-        runs[1], tmp_path / "bad", failed=2, stopped="after round 4 of 9", density=1.0,
+        runs[1], tmp_path / "bad", failed=2, status="after round 4 of 9", density=1.0,
         partition_fingerprint="0" * 16, up_bytes=1, best_global_accuracy=1.0,
     )  # fmt: skip
     lines = (bad / "rounds.jsonl").read_text().splitlines()

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from typing import get_type_hints
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from fedsieve.report.watch import Follower, sparkline
 
 def row(number, **fields):
     zeros = dict.fromkeys(
-        (name for name in Row.__struct_fields__ if name.startswith(("flops_", "up_", "down_"))), 0
+        (name for name in Row.__struct_fields__ if name.startswith(("macs_", "up_", "down_"))), 0
     )
     plain = zeros | {"round": number, "seconds": 2.0, "clients": 3, "failed": 0, "density": 0.5}
     return Row(**plain | {"up_bytes": 1_000_000, "loss": 1 / number} | fields)
@@ -26,10 +27,10 @@ def text(*rows):
     return b"".join(msgspec.json.encode(r) + b"\n" for r in rows)
 
 
-def finish(folder, rounds, stopped="finished"):
+def finish(folder, rounds, status="finished"):
     kinds = {str: "x", int: 0, float: 0.0, dict[str, str]: {}, dict[str, float]: {}}
-    fields = {f.name: kinds.get(f.type) for f in msgspec.structs.fields(Summary)}
-    summary = Summary(**fields | {"rounds": rounds, "stopped": stopped})
+    fields = {name: kinds.get(hint) for name, hint in get_type_hints(Summary).items()}
+    summary = Summary(**fields | {"rounds": rounds, "status": status})
     (folder / "result.json").write_bytes(msgspec.json.encode(summary))
 
 
@@ -202,8 +203,8 @@ def test_once_prints_one_picture_and_changes_nothing(folder, watch):
     lines = out.splitlines()
     assert lines[1].startswith("round 3/5  up 3.00 MB down 0.00 MB  2.0 s a round  4.0 s left")
     drawn = {line[:17].strip(): line[17:].split() for line in lines[2:]}
-    assert list(drawn) == ["local accuracy", "loss", "density", "MB up a round", "MB down a round"]
-    assert drawn["loss"] == ["0.3333", "█▃▁", "0.3333", "to", "1"]  # 1/4 of 7 steps up: 1.75
+    assert list(drawn) == ["local score", "test loss", "density", "sent up, MB", "sent down, MB"]
+    assert drawn["test loss"] == ["0.3333", "█▃▁", "0.3333", "to", "1"]  # 1/4 of 7 steps up: 1.75
     assert max(map(len, lines)) <= 100
 
 

@@ -9,18 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedsieve.metrics.rows import AXES, SCORES, scope
+
 if TYPE_CHECKING:
     from fedsieve.report.budget import Figure
     from fedsieve.report.compare import Comparison, Group, Reached
 
 NARROWEST = 30  # that a picture can be
-METRICS = ("global_accuracy", "local_accuracy")
 COLOURS = ("cyan", "red", "green", "magenta", "yellow", "blue", "white", "bright_red")
-UNITS = {"bytes": 1e6, "paper_bytes": 1e6}
-TITLES = {
-    "bytes": "MB", "paper_bytes": "paper MB", "flops_ideal": "ideal MACs",
-    "flops_dense": "dense MACs", "rounds": "rounds",
-}  # fmt: skip
 
 
 def compare_runs(
@@ -39,14 +35,14 @@ def compare_runs(
     ] = None,
     all_: Annotated[
         bool,
-        typer.Option("--all", help="Also equal bytes, FLOPs and rounds, and costs of a score."),
+        typer.Option("--all", help="Also equal bytes, MACs and rounds, and costs of a score."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="All figures as one JSON line.")] = False,
 ) -> None:
     """Compare runs: which is best, at what cost.
 
     A sentence, a curve and a table. Seeds of one configuration are put together as mean ±
-    standard deviation. `--all` adds scores at equal communication, FLOPs and rounds (the last one
+    standard deviation. `--all` adds scores at equal communication, MACs and rounds (the last one
     measured at or before a budget; budgets are the largest that all runs reach, its half and its
     quarter) and what it took to reach a score.
 
@@ -72,7 +68,7 @@ def compare_runs(
     if all_ or reach is not None:
         _print_all(page, found)
     else:
-        typer.echo("--all: scores at equal bytes, FLOPs and rounds, and what a score costs")
+        typer.echo("--all: scores at equal bytes, MACs and rounds, and what a score costs")
     for warning in found.warnings:
         typer.echo(f"warning: {warning}", err=True)
     for path in paths:
@@ -160,7 +156,7 @@ def _colour(curve: int | None) -> str:
 
 
 def _print_all(page: Console, found: "Comparison") -> None:
-    table = narrow(f"final {found.score}", "n", "trials", "global", "local", "density")
+    table = narrow(f"final {found.score}", "n", "trials", *map(scope, SCORES), "density")
     for line in found.lines:
         table.add_row(
             plain(line.label),
@@ -170,12 +166,12 @@ def _print_all(page: Console, found: "Comparison") -> None:
         )
     page.print()
     page.print(table)
-    table = narrow("in all", *TITLES.values())
+    table = narrow("in all", *(axis.title for axis in AXES.values()))
     for line in found.lines:
         table.add_row(plain(line.label), *_spent(line.spent))
     page.print()
     page.print(table)
-    for axis in TITLES:
+    for axis in AXES:
         _budgets(page, found, axis)
     for reached in found.reached:
         _reached(page, found, reached)
@@ -185,22 +181,21 @@ def _budgets(page: Console, found: "Comparison", axis: str) -> None:
     cells = [cell for cell in found.budgets if cell.axis == axis]
     if not cells:
         return
-    unit, title = UNITS.get(axis, 1.0), TITLES[axis]
+    title, _, unit = AXES[axis]
     budgets = dict.fromkeys(cell.budget for cell in cells)
     table = narrow(f"equal {title}", "score", *(f"at {b / unit:.4g}" for b in budgets))
     for line in found.lines:
-        for metric in METRICS:
+        for metric in SCORES:
             values = [c.values[line.label] for c in cells if c.metric == metric]
             if any(values):
-                which = metric.split("_", maxsplit=1)[0]
-                table.add_row(plain(line.label), which, *map(score, values))
+                table.add_row(plain(line.label), scope(metric), *map(score, values))
     page.print()
     page.print(table)
 
 
 def _reached(page: Console, found: "Comparison", reached: "Reached") -> None:
-    which = reached.metric.split("_", maxsplit=1)[0]
-    table = narrow(f"to reach {which} {reached.target:.4f}", "reached", *TITLES.values())
+    what = f"to reach {scope(reached.metric)} {reached.target:.4f}"
+    table = narrow(what, "reached", *(axis.title for axis in AXES.values()))
     for line in found.lines:
         spent = reached.spent[line.label]
         count = next((f.n for f in spent.values() if f is not None), 0)
@@ -210,4 +205,4 @@ def _reached(page: Console, found: "Comparison", reached: "Reached") -> None:
 
 
 def _spent(figures: "dict[str, Figure | None]") -> list[str]:
-    return [number(figures[axis], UNITS.get(axis, 1)) for axis in TITLES]
+    return [number(figures[name], axis.unit) for name, axis in AXES.items()]

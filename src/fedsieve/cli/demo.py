@@ -249,10 +249,8 @@ def _now(job: Job) -> str:
     if not scores:
         return "starting"
     last = scores[-1]
-    is_local = last.global_accuracy is None
-    score = last.local_accuracy if is_local else last.global_accuracy
-    sent = sum(row.up_bytes + row.down_bytes for row in seen.rows)
-    return f"{score:.3f}{'†' if is_local else ' '} {sent / 1e6:6.2f} MB"
+    sent = sum(row.sent_bytes for row in seen.rows)
+    return f"{last.main_score:.3f}{'†' if last.is_local else ' '} {sent / 1e6:6.2f} MB"
 
 
 def _outcome(jobs: Sequence[Job], folder: Path) -> Outcome:
@@ -290,16 +288,15 @@ def _line(job: Job) -> Line:
         model = download_bytes(job.folder) if summary.rounds else None
     except FedsieveError:
         return Line(name=job.name, about=about, state=job.complaint(), folder=folder)
-    is_local = summary.global_accuracy is None
     return Line(
         name=job.name,
         about=about,
-        state=summary.stopped if summary.stopped == "finished" else f"stopped {summary.stopped}",
+        state=summary.status if summary.status == "finished" else f"stopped {summary.status}",
         folder=folder,
-        accuracy=summary.local_accuracy if is_local else summary.global_accuracy,
-        is_local=is_local,
+        accuracy=summary.main_score,
+        is_local=summary.is_local,
         density=summary.density,
-        sent_bytes=summary.up_bytes + summary.down_bytes,
+        sent_bytes=summary.sent_bytes,
         model_bytes=model,
         seconds=summary.seconds,
     )

@@ -21,7 +21,7 @@ def plan(
     settings: s.Given,
     json: Annotated[bool, typer.Option("--json", help="The forecast as one JSON line.")] = False,
 ) -> None:
-    """Predict bytes, FLOPs, memory and time of a run.
+    """Predict bytes, MACs, memory and time of a run.
 
     Takes the settings of `fedsieve run` and really plays the first rounds; the others are taken to
     be like the last of them. Where density falls over the run, bytes in all and density are those

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsieve.jobs.progress import Lines, Live, Watcher, duration, megabytes, shown
-from fedsieve.metrics.rows import Row, Summary
+from fedsieve.metrics.rows import SCORES, Row, Summary, scope
 
 __all__ = [
     "Lines", "Live", "Rows", "conclude", "duration", "megabytes", "print_summary", "shown",
@@ -28,7 +28,7 @@ def conclude(summary: Summary, out: Path | None, *, as_json: bool) -> None:
         typer.echo(msgspec.json.encode(summary).decode())
     else:
         print_summary(summary, out)
-    if summary.stopped != "finished":
+    if summary.status != "finished":
         raise typer.Exit(130)
 
 
@@ -38,23 +38,23 @@ def print_summary(summary: Summary, out: Path | None) -> None:
     fingerprint = f"{summary.partition}  [{summary.partition_fingerprint}]"
     table.add_row("run", f"{summary.method} on {summary.dataset}, {summary.model}")
     table.add_row("clients", f"{summary.num_clients}  {fingerprint}")
-    table.add_row("rounds", f"{summary.rounds} ({summary.stopped}) in {duration(summary.seconds)}")
-    for name in ("global_accuracy", "local_accuracy"):
+    table.add_row("rounds", f"{summary.rounds} ({summary.status}) in {duration(summary.seconds)}")
+    for name in SCORES:
         value, top = getattr(summary, name), getattr(summary, f"best_{name}")
         if value is not None:
-            label = f"{name.split('_')[0]} {summary.score}"
+            label = f"{scope(name)} {summary.score}"
             table.add_row(label, f"{value:.4f}  (best {top:.4f})")
     if summary.seen_accuracy is not None:
         table.add_row("of clients seen", f"{summary.seen_accuracy:.4f}")
-    sent = megabytes(summary.up_bytes + summary.down_bytes)
+    sent = megabytes(summary.sent_bytes)
     ways = f"up {megabytes(summary.up_bytes)}, down {megabytes(summary.down_bytes)}"
-    paper = megabytes(summary.up_paper_bytes + summary.down_paper_bytes)
+    paper = megabytes(summary.paper_bytes)
     table.add_row("sent", f"{sent}  ({ways}; at 4 bytes a value: {paper})")
     layers = summary.layer_mean_density
     also = "" if layers is None else f"  (mean over layers {layers:.4f})"
     table.add_row("density", f"{summary.density:.4f}{also}")
-    flops = f"{summary.flops_ideal:.3g} ideal, {summary.flops_realisable:.3g} realisable"
-    table.add_row("MACs", f"{summary.flops_dense:.3g} dense, {flops}")
+    macs = f"{summary.macs_ideal:.3g} ideal, {summary.macs_realisable:.3g} realisable"
+    table.add_row("MACs", f"{summary.macs_dense:.3g} dense, {macs}")
     table.add_row("model", summary.model_hash)
     if out is not None:
         table.add_row("folder", str(out))

@@ -10,7 +10,7 @@ import typer
 
 from fedsieve.cli import settings as s
 from fedsieve.cli.compare import console, narrow, number, plain, score
-from fedsieve.metrics.rows import Summary
+from fedsieve.metrics.rows import SCORES, scope
 
 if TYPE_CHECKING:
     from fedsieve.jobs.sweep import Done, Point, Progress, Told
@@ -70,7 +70,8 @@ def teller(names: Sequence[str]) -> Told:
         given = " ".join(f"{n}={values[n]}" for n in names if n in values)
         parts = [f"{progress.ended}/{progress.of}", given]
         if done.record is not None:
-            parts.append(_scores(done.record.summary))
+            scores = done.record.summary.scores.items()
+            parts.append("  ".join(f"{name} {value:.4f}" for name, value in scores))
         parts.append(duration(done.seconds) if done.state == "finished" else done.state)
         if done.error:
             parts.append(done.error)
@@ -81,24 +82,18 @@ def teller(names: Sequence[str]) -> Told:
     return tell
 
 
-def _scores(summary: Summary) -> str:
-    values = {"global": summary.global_accuracy, "local": summary.local_accuracy}
-    return "  ".join(f"{n} {v:.4f}" for n, v in values.items() if v is not None)
-
-
 def _table(points: list[Point]) -> None:
     from fedsieve.report.budget import figure
 
     names = list(points[0].values) if points else []
-    table = narrow(*names, "global", "local", "MB", "density", "n")
+    table = narrow(*names, *map(scope, SCORES), "MB", "density", "n")
     for point in points:
         found = [job.record for job in point.jobs if job.record is not None]
         ends = [record.summary for record in found]
         table.add_row(
             *map(plain, point.values.values()),
-            score(figure(end.global_accuracy for end in ends)),
-            score(figure(end.local_accuracy for end in ends)),
-            number(figure((end.up_bytes + end.down_bytes) / 1e6 for end in ends)),
+            *(score(figure(getattr(end, name) for end in ends)) for name in SCORES),
+            number(figure(end.sent_bytes / 1e6 for end in ends)),
             score(figure(end.density for end in ends)),
             f"{len(found)}/{len(point.jobs)}",
         )

@@ -12,13 +12,12 @@ from rich.live import Live
 from rich.text import Text
 
 from fedsieve.core.errors import DataError
-from fedsieve.metrics.rows import Row, last
+from fedsieve.metrics.rows import COLUMNS, SCORES, Row, last, scope
 
 if TYPE_CHECKING:
     from fedsieve.report.watch import Follower, Seen
 
 LABEL, NUMBER, RANGE = 17, 8, 22  # columns beside a curve
-SCORES = {"global_accuracy": "global", "local_accuracy": "local"}
 
 
 def watch(
@@ -71,15 +70,7 @@ def picture(seen: Seen, folder: Path, width: int, waited: float = 0.0) -> str:
         parts.append(f"{seen.note}; waiting" if seen.summary is None else seen.note)
     elif seen.summary is None and waited >= 1:
         parts.append(f"round {seen.done + 1} goes on for {duration(waited)}")
-    curves: dict[str, list[float | None]] = {
-        "global accuracy": [row.global_accuracy for row in rows],
-        "local accuracy": [row.local_accuracy for row in rows],
-        "loss": [row.loss for row in rows],
-        "density": [row.density for row in rows],
-        "MB up a round": [row.up_bytes / 1e6 for row in rows],
-        "MB down a round": [row.down_bytes / 1e6 for row in rows],
-    }
-    drawn = [_curve(name, values, width) for name, values in curves.items()]
+    drawn = [_curve(name, rows, width) for name, metric in COLUMNS.items() if metric.is_watched]
     return "\n".join(part[:width] for part in [*parts, *filter(None, drawn)])
 
 
@@ -105,7 +96,7 @@ def standing(seen: Seen) -> str:
     if rows:
         parts += _figures(seen)
     if seen.summary is not None:
-        parts.append(seen.summary.stopped)
+        parts.append(seen.summary.status)
     elif seen.seconds_left is not None:
         parts.append(f"{duration(seen.seconds_left)} left")
     return "  ".join(parts)
@@ -116,7 +107,7 @@ def line(seen: Seen) -> str:
     from fedsieve.cli.progress import duration
 
     rows = seen.rows
-    found = {label: last(rows, name) for name, label in SCORES.items()}
+    found = {scope(name): last(rows, name) for name in SCORES}
     scores = [f"{label} {value:.4f}" for label, value in found.items() if value is not None]
     of = "" if seen.total is None else f"/{seen.total}"
     parts = [f"round {seen.done}{of}", *scores, _sent(rows), f"density {rows[-1].density:.3f}"]
@@ -141,15 +132,17 @@ def _figures(seen: Seen) -> list[str]:
     return [pace, f"failed {failed}"] if failed else [pace]
 
 
-def _curve(name: str, values: list[float | None], width: int) -> str:
+def _curve(name: str, rows: list[Row], width: int) -> str:
     from fedsieve.report.watch import sparkline
 
-    known = [value for value in values if value is not None]
+    metric = COLUMNS[name]
+    unit, label = (1e6, f"{metric.label}, MB") if metric.unit == "bytes" else (1, metric.label)
+    known = [value / unit for row in rows if (value := getattr(row, name)) is not None]
     if not known:
         return ""
     drawn = sparkline(known, max(width - LABEL - NUMBER - RANGE - 1, 8))
     reach = f"{min(known):.4g} to {max(known):.4g}"
-    return f"{name:<{LABEL}}{known[-1]:<{NUMBER}.4g} {drawn}  {reach}"
+    return f"{label:<{LABEL}}{known[-1]:<{NUMBER}.4g} {drawn}  {reach}"
 
 
 def _live(follower: Follower, every: float, console: Console) -> Seen:

@@ -2,7 +2,7 @@
 
 A *space* is a set of channels (the outputs of a layer, or several layers joined by additions) that
 must be cut together. A *layer* reads one space and writes another; row i of its weight writes
-channel i. With it "neuron", "filter" and "row" mean the same to every method, to the FLOPs ledger
+channel i. With it "neuron", "filter" and "row" mean the same to every method, to the count of MACs
 and to compaction.
 """
 

@@ -118,7 +118,7 @@ class Metrics:
     """What a client reports beside its message; stays out of the byte count.
 
     Attributes:
-        processed: examples put through a training step, for the FLOPs ledger.
+        processed: examples put through a training step, for the count of MACs.
         mask: the mask in use while training, if weights outside it were zero.
         values: named figures for the log, averaged over the cohort.
     """

@@ -90,7 +90,7 @@ class Trained(Struct, tag="trained", array_like=True, frozen=True):
     paper_bytes: int
     digest: bytes  # of the new state
     values: Annotated[dict[str, float], _FEW]
-    flops: tuple[int, int, int]
+    macs: tuple[int, int, int]
     seconds: float
 
 

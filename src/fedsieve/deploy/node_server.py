@@ -249,9 +249,9 @@ _Form = tuple[str, str, tuple[int, ...], int]
 
 def _reported(response: Response) -> Result:
     match response:
-        case Reply(_, up, paper, state, _, values, flops, seconds):
+        case Reply(_, up, paper, state, _, values, macs, seconds):
             digest = bytes.fromhex(tree.digest(state))
-            return Trained(up.data, up[1:], paper, digest, values, flops, seconds)
+            return Trained(up.data, up[1:], paper, digest, values, macs, seconds)
         case Observed(_, state):
             return Saw(bytes.fromhex(tree.digest(state)))
         case Tallies(_, tallies, _, shares):

@@ -20,7 +20,7 @@ from fedsieve.deploy.envelope import (
 from fedsieve.engine import blob
 from fedsieve.engine.client import Failure, Observed, Refusal, Reply, Response, Share, Tallies
 from fedsieve.engine.store import Receipt
-from fedsieve.metrics.macs import Flops
+from fedsieve.metrics.macs import Macs
 from fedsieve.wire.frame import Payload
 
 _MOST = 2**56  # sums over a cohort stay far from 2**64, which no row can hold
@@ -40,14 +40,14 @@ def _read(client: int, number: int, work: Work, result: Result) -> Response:
             return Refusal(client, error)
         case _, Failed(error):
             return Failure(client, error)
-        case TrainCall(), Trained(up, sizes, paper, digest, values, flops, seconds):
+        case TrainCall(), Trained(up, sizes, paper, digest, values, macs, seconds):
             if sum(sizes) != len(up):
                 raise WireError(f"{len(up)} bytes were sent, it counts {sum(sizes)}.")
-            if not all(0 <= figure < _MOST for figure in (paper, *flops)):
-                raise WireError(f"bytes {paper} and FLOPs {flops} are impossible.")
+            if not all(0 <= figure < _MOST for figure in (paper, *macs)):
+                raise WireError(f"bytes {paper} and MACs {macs} are impossible.")
             receipt = _receipt(number, digest)
             return Reply(
-                client, Payload(up, *sizes), paper, receipt, {}, values, Flops(*flops), seconds
+                client, Payload(up, *sizes), paper, receipt, {}, values, Macs(*macs), seconds
             )
         case ObserveCall(), Saw(digest):
             return Observed(client, _receipt(number, digest))

@@ -15,7 +15,7 @@ from fedsieve.core.message import Params, count_nonzero
 from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.data.federation import Federation
 from fedsieve.engine.error_feedback import add_residual, residual_of
-from fedsieve.metrics.macs import Flops, flops
+from fedsieve.metrics.macs import Macs, training_macs
 from fedsieve.wire import Precision
 from fedsieve.wire.codec import Bools, Coding, Decoder, Known, UnheldError, encode, masks_of
 from fedsieve.wire.frame import Payload
@@ -73,7 +73,7 @@ class Reply(NamedTuple):
     state: Any
     residual: Params
     values: dict[str, float]
-    flops: Flops
+    macs: Macs
     seconds: float
 
 
@@ -186,7 +186,7 @@ class ClientRuntime:
             state=state,
             residual=residual,
             values=metrics.values,
-            flops=flops(self._method.task.graph, metrics.processed, metrics.mask),
+            macs=training_macs(self._method.task.graph, metrics.processed, metrics.mask),
             seconds=time.perf_counter() - started,
         )
 

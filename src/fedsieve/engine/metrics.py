@@ -1,4 +1,4 @@
-"""The books of a round: its row, and what its evaluation showed."""
+"""Builds the metrics row of a round, and the record of its evaluation."""
 
 import math
 from statistics import fmean
@@ -19,7 +19,7 @@ class Accepted(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What a round's cohort gave back."""
+    """What came back from the clients of a round."""
 
     accepted: list[Accepted]
     failures: list[Failure]
@@ -29,12 +29,12 @@ class Exchange(NamedTuple):
 
 
 def load_of(clients: int, messages: list[Sent]) -> Load:
-    """What the messages of a round weigh."""
+    """The bytes of a round's messages, up and down."""
     up, down = total(messages, "up"), total(messages, "down")
     return Load(clients, up.total_bytes, down.total_bytes)
 
 
-def account(
+def round_metrics(
     exchange: Exchange,
     scores: Scores,
     models: list[Shares],
@@ -42,10 +42,19 @@ def account(
     number: int,
     seconds: float,
 ) -> tuple[Row, Evaluation | None]:
-    """The row of round `number` with the server's own `figures`, and the evaluation if any."""
+    """Build the row of round `number`, and the evaluation if there was one.
+
+    Args:
+        exchange: replies, failures and messages.
+        scores: what the evaluation measured; empty if there was none.
+        models: densities by layer of the global model, or of the cohort's own.
+        figures: the method's own, of the server.
+        number: of the round, from 1.
+        seconds: wall time.
+    """
     accepted, failures, messages, spare, late = exchange
     up, down = total(messages, "up"), total(messages, "down")
-    flops = [a.reply.flops for a in accepted]
+    macs = [a.reply.macs for a in accepted]
     shares = _mean_shares(models)
     personal = [mine for mine in scores.shares.values() if mine]
     is_global = scores.global_accuracy is not None
@@ -64,9 +73,9 @@ def account(
         down_bytes=down.total_bytes,
         up_paper_bytes=up.paper_bytes,
         down_paper_bytes=down.paper_bytes,
-        flops_dense=sum(f.dense for f in flops),
-        flops_ideal=sum(f.ideal for f in flops),
-        flops_realisable=sum(f.realisable for f in flops),
+        macs_dense=sum(m.dense for m in macs),
+        macs_ideal=sum(m.ideal for m in macs),
+        macs_realisable=sum(m.realisable for m in macs),
         density=_overall(shares),
         values=_means([a.reply.values for a in accepted]) | _means([figures]),
         global_accuracy=scores.global_accuracy,

@@ -34,7 +34,7 @@ from fedsieve.engine.client import (
 )
 from fedsieve.engine.evaluate import Scores, evaluate, shares_of_cohort
 from fedsieve.engine.mask_cache import MaskTable, recall, remember
-from fedsieve.engine.metrics import Accepted, Exchange, account, load_of
+from fedsieve.engine.metrics import Accepted, Exchange, load_of, round_metrics
 from fedsieve.engine.plan import Plan
 from fedsieve.engine.store import Stores
 from fedsieve.engine.trust import (
@@ -169,7 +169,7 @@ class Rounds:
         models = shares_of_cohort(self.method, server, states, scores, self.execute)
         seconds = time.perf_counter() - started
         figures = self.method.figures(server)
-        row, evaluation = account(exchange, scores, models, figures, number, seconds)
+        row, evaluation = round_metrics(exchange, scores, models, figures, number, seconds)
         frames = []
         if number in self.plan.kept_rounds:
             for reply, up in accepted:

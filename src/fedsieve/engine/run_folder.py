@@ -41,7 +41,7 @@ from fedsieve.engine.checkpoint import (
 from fedsieve.engine.manifest import Hasher, Mark, fault_of, hashed, is_proved, mark_of, proved
 from fedsieve.engine.rounds import Checkpoint, RoundResult
 from fedsieve.engine.store import Stores, state_path
-from fedsieve.metrics.rows import Row, Summary
+from fedsieve.metrics.rows import Row, Summary, read_row
 
 T = TypeVar("T")
 log = logging.getLogger("fedsieve")
@@ -221,7 +221,7 @@ class RunFolder:
         """All rounds that were finished."""
         try:
             lines = complete_lines(self.path / "rounds.jsonl")
-            return [msgspec.json.decode(line, type=Row) for line in lines]
+            return [read_row(line) for line in lines]
         except (OSError, msgspec.MsgspecError) as error:
             raise ResumeError(f"{self.path}: rounds.jsonl cannot be read ({error}).") from error
 

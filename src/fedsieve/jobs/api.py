@@ -124,7 +124,7 @@ def play(
             found, rows = folder.load(type(position.server), stores, RESUMABLE)
             position = found or position
         watcher.started(config, rows)
-        stopped = "finished"
+        status = "finished"
         try:
             with Interrupt() as interrupt:
                 for played in rounds.play(position):
@@ -142,9 +142,9 @@ def play(
             pass
         finally:
             if position.done < config.rounds:
-                stopped = f"after round {position.done} of {config.rounds}"
+                status = f"after round {position.done} of {config.rounds}"
             model = global_model(job, position, stores.states)
-            summary = summarise(job, position, stores.states, rows, stopped)
+            summary = summarise(job, position, stores.states, rows, status)
             if folder:
                 folder.save(position, stores)
                 folder.finish(summary, model)

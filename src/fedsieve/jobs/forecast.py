@@ -1,4 +1,4 @@
-"""What a run will cost, from its own first rounds: bytes, FLOPs, memory and time."""
+"""What a run will cost, from its own first rounds: bytes, MACs, memory and time."""
 
 import tempfile
 import time
@@ -128,7 +128,7 @@ def forecast(asked: Config, job: Job) -> Forecast:
         total_bytes=round(config.rounds * image.true_bytes)
         + round(_distinct_clients(job) * (up.announced_bytes + down.announced_bytes)),
         total_paper_bytes=round(config.rounds * image.paper_bytes),
-        total_macs=sum(row.flops_dense for row in rows) * config.rounds // probed,
+        total_macs=sum(row.macs_dense for row in rows) * config.rounds // probed,
         round_seconds=seconds,
         evaluation_seconds=evaluation,
         total_seconds=seconds * config.rounds + evaluation * evaluations,
@@ -177,10 +177,10 @@ def _image(asked: Config, job: Job, first: Row) -> Image | None:
         rows = [played.row for played in opened.play(opened.start())]
     if rows[0].density - rows[-1].density < FALL:
         return None
-    scale = (first.up_bytes + first.down_bytes) / (rows[0].up_bytes + rows[0].down_bytes)
+    scale = first.sent_bytes / rows[0].sent_bytes
     return Image(
-        scale * sum(row.up_bytes + row.down_bytes for row in rows) / rounds,
-        sum(row.up_paper_bytes + row.down_paper_bytes for row in rows) / rounds,
+        scale * sum(row.sent_bytes for row in rows) / rounds,
+        sum(row.paper_bytes for row in rows) / rounds,
         rows[-1].density,
     )
 

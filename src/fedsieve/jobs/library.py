@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import safetensors
@@ -28,9 +28,8 @@ from fedsieve.jobs.job import canonical
 from fedsieve.jobs.progress import Watcher
 from fedsieve.jobs.result import Result
 from fedsieve.jobs.settings import INDIFFERENT
-from fedsieve.metrics.rows import Evaluation, Row, Summary
+from fedsieve.metrics.rows import Evaluation, Row, Summary, read_row, read_summary
 
-T = TypeVar("T")
 TUNING_FILE = "tuning.json"
 FORMAT = 1  # of results: raised when a change makes equal settings give others, in any method
 log = logging.getLogger("fedsieve")
@@ -54,9 +53,10 @@ def read_run(path: Path) -> Record:
     """
     check_finished(path, RESULT)
     try:
-        summary = msgspec.json.decode((path / "result.json").read_bytes(), type=Summary)
-        rows = _lines(path / "rounds.jsonl", Row)
-        evaluations = _lines(path / "evaluations.jsonl", Evaluation)
+        summary = read_summary((path / "result.json").read_bytes())
+        rows = [read_row(line) for line in _lines(path / "rounds.jsonl")]
+        lines = _lines(path / "evaluations.jsonl")
+        evaluations = [msgspec.json.decode(line, type=Evaluation) for line in lines]
         is_whole = is_proved((path / "config.toml").read_bytes())
     except FileNotFoundError as error:
         raise DataError(
@@ -134,7 +134,7 @@ def find(settings: Mapping[str, Any], root: Path) -> Record | None:
     except DataError as error:  # run again from its last whole checkpoint
         log.warning("%s", error)
         return None
-    return record if record.summary.stopped == "finished" else None
+    return record if record.summary.status == "finished" else None
 
 
 def obtain(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = None) -> Record:
@@ -151,5 +151,5 @@ def obtain(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = No
     return read_run(path)
 
 
-def _lines(path: Path, kind: type[T]) -> list[T]:
-    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()]
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines()

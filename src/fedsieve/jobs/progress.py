@@ -62,10 +62,7 @@ class _Shown(Watcher):
         return elapsed / max(self.done - self._at_start, 1) * (self.total - self.done)
 
     def text(self, row: Row) -> str:
-        if row.global_accuracy is not None:
-            self._scores["global"] = row.global_accuracy
-        if row.local_accuracy is not None:
-            self._scores["local"] = row.local_accuracy
+        self._scores |= row.scores
         parts = [f"{name} {value:.4f}" for name, value in self._scores.items()]
         parts.append(f"up {megabytes(self.up_bytes)} down {megabytes(self.down_bytes)}")
         parts.append(f"density {row.density:.3f}")

@@ -23,9 +23,9 @@ from fedsieve.engine.rounds import Checkpoint
 from fedsieve.engine.store import ClientStore, Receipt
 from fedsieve.jobs.config import Config
 from fedsieve.jobs.job import Job
-from fedsieve.metrics.rows import Row, Summary, best, last
+from fedsieve.metrics.rows import Row, Summary, totals
 
-SCORES = {"classes": "accuracy", "binary": "accuracy", "labels": "micro-F1", "values": "R2"}
+SCORE_NAMES = {"classes": "accuracy", "binary": "accuracy", "labels": "micro-F1", "values": "R2"}
 
 
 CARD = "display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start"
@@ -73,14 +73,13 @@ class Result:
 
     def _facts(self) -> dict[str, str]:
         s = self.summary
-        scores = {"global": s.global_accuracy, "local": s.local_accuracy}
-        known = ", ".join(f"{v:.4f} {n}" for n, v in scores.items() if v is not None)
+        known = ", ".join(f"{value:.4f} {name}" for name, value in s.scores.items())
         ways = f"up {size(s.up_bytes)}, down {size(s.down_bytes)}"
         return {
-            "rounds": f"{s.rounds} ({s.stopped}) in {duration(s.seconds)}",
+            "rounds": f"{s.rounds} ({s.status}) in {duration(s.seconds)}",
             s.score: known or "not measured",
             "density": f"{s.density:.4f}",
-            "sent": f"{size(s.up_bytes + s.down_bytes)} ({ways})",
+            "sent": f"{size(s.sent_bytes)} ({ways})",
             "folder": str(self.folder) if self.folder else "none: give out=...",
             "hash": s.model_hash,
         }
@@ -93,13 +92,12 @@ def plot_scores(
     """Scores of runs by label: the global one, or the local one where there is no global model."""
     if against not in {"bytes", "rounds"}:
         raise ConfigError(f"against={against!r}: expected 'bytes' or 'rounds'.")
-    silent = not any(row.up_bytes + row.down_bytes for _, rows in runs.values() for row in rows)
+    silent = not any(row.sent_bytes for _, rows in runs.values() for row in rows)
     by_bytes = against == "bytes" and not silent
     series, labels, kind = [], {}, "accuracy"
     for number, (label, (summary, rows)) in enumerate(runs.items()):
-        kind, is_local = summary.score, summary.global_accuracy is None
-        field = "local_accuracy" if is_local else "global_accuracy"
-        sent = accumulate(row.up_bytes + row.down_bytes for row in rows)
+        kind, field = summary.score, summary.score_field
+        sent = accumulate(row.sent_bytes for row in rows)
         points = [
             Point(b / 1e6 if by_bytes else row.round, y,
                   f"{label}, round {row.round}: {y:.4f} at {size(b)}")
@@ -107,7 +105,7 @@ def plot_scores(
             if (y := getattr(row, field)) is not None and (b or not by_bytes)
         ]  # fmt: skip
         series.append(Series(number, points))
-        labels[number] = f"{label} (local)" if is_local else label
+        labels[number] = f"{label} (local)" if summary.is_local else label
     across = Axis("MB sent, both ways (log)", is_log=True) if by_bytes else ROUND
     words = "over MB sent" if by_bytes else "over rounds"
     return plot(series, labels, across, Axis(kind), f"{kind} {words}")
@@ -144,14 +142,10 @@ def global_model(job: Job, position: Checkpoint, store: ClientStore) -> Params |
 
 
 def summarise(
-    job: Job, position: Checkpoint, store: ClientStore, rows: list[Row], stopped: str
+    job: Job, position: Checkpoint, store: ClientStore, rows: list[Row], status: str
 ) -> Summary:
     """Totals and final figures."""
     config = job.config
-
-    def total(name: str) -> int:
-        return sum(getattr(row, name) for row in rows)
-
     return Summary(
         method=config.method,
         dataset=config.dataset,
@@ -161,37 +155,15 @@ def summarise(
         seed=config.seed,
         num_clients=config.clients or 0,
         rounds=position.done,
-        seconds=sum(row.seconds for row in rows),
-        stopped=stopped,
-        score=SCORES[job.dataset.kind],
-        global_accuracy=last(rows, "global_accuracy"),
-        local_accuracy=last(rows, "local_accuracy"),
-        loss=last(rows, "loss"),
-        best_global_accuracy=best(rows, "global_accuracy"),
-        best_local_accuracy=best(rows, "local_accuracy"),
-        seen_accuracy=last(rows, "seen_accuracy"),
-        local_density=last(rows, "local_density"),
-        layer_mean_density=last(rows, "layer_mean_density"),
-        density=rows[-1].density if rows else 1.0,
-        up_bytes=total("up_bytes"),
-        down_bytes=total("down_bytes"),
-        up_paper_bytes=total("up_paper_bytes"),
-        down_paper_bytes=total("down_paper_bytes"),
-        flops_dense=total("flops_dense"),
-        flops_ideal=total("flops_ideal"),
-        flops_realisable=total("flops_realisable"),
-        failed=total("failed"),
+        status=status,
+        score=SCORE_NAMES[job.dataset.kind],
         model_hash=_model_hash(job, position, store),
         versions={
             "fedsieve": importlib.metadata.version("fedsieve"),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
-        deployed_values=last(rows, "deployed_values"),
-        deployed_macs=last(rows, "deployed_macs"),
-        true_discovery=last(rows, "true_discovery"),
-        truth_recall=last(rows, "truth_recall"),
-        values=rows[-1].values if rows else {},
+        **{"density": 1.0} | totals(rows),
     )
 
 

@@ -280,7 +280,7 @@ def _work(settings: Settings, root: Path, parent: int, connection: Connection) -
     error = ""
     try:
         record = library.obtain(settings, root, _Listener(parent, connection))
-        state = "finished" if record.summary.stopped == "finished" else "stopped"
+        state = "finished" if record.summary.status == "finished" else "stopped"
     except KeyboardInterrupt:
         pass
     except RoundError as problem:

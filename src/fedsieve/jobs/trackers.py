@@ -19,7 +19,8 @@ from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.options import spell
 from fedsieve.jobs.config import SETTINGS, Config, to_toml
 from fedsieve.jobs.progress import Watcher
-from fedsieve.metrics.rows import Row, best, last
+from fedsieve.metrics import rows as metrics
+from fedsieve.metrics.rows import Row
 
 log = logging.getLogger(__name__)
 MOST_METRICS, MOST_PARAMS = 1000, 100  # that MLflow takes at once
@@ -215,24 +216,18 @@ def tracker(text: str) -> Tracker:
 
 def numbers(row: Row) -> dict[str, float]:
     """What a row says in numbers, by name; its round is the step, missing figures are left out."""
-    names = [n for n in Row.__struct_fields__ if n not in {"round", "values"}]
-    fields = {name: getattr(row, name) for name in names}
-    values = {f"values/{name}": value for name, value in row.values.items()}
-    found = (fields | values).items()
-    return {n: v for n, v in found if isinstance(v, int | float) and math.isfinite(v)}
+    fields = {name: getattr(row, name) for name in Row.__struct_fields__ if name != "round"}
+    return _finite(fields | {f"values/{name}": value for name, value in row.values.items()})
 
 
 def totals(rows: list[Row]) -> dict[str, float]:
     """Totals and final figures of rows, named as in `result.json`."""
-    scores = ("global_accuracy", "local_accuracy")
-    found: dict[str, float | None] = {name: last(rows, name) for name in (*scores, "loss")}
-    found |= {f"best_{name}": best(rows, name) for name in scores}
-    found["rounds"] = rows[-1].round if rows else 0
-    found["density"] = rows[-1].density if rows else None
-    summed = [n for n in Row.__struct_fields__ if n.endswith("_bytes") or n.startswith("flops_")]
-    for name in ("seconds", "failed", *summed):
-        found[name] = sum(getattr(row, name) for row in rows)
-    return {n: v for n, v in found.items() if v is not None and math.isfinite(v)}
+    found = metrics.totals(rows) | {"rounds": rows[-1].round if rows else 0}
+    return _finite(found)
+
+
+def _finite(figures: dict[str, Any]) -> dict[str, float]:
+    return {n: v for n, v in figures.items() if isinstance(v, int | float) and math.isfinite(v)}
 
 
 def params(config: Config) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Ledger: what was sent and what was computed."""
+"""What a run is measured by: the table of metrics, bytes sent and MACs of training."""

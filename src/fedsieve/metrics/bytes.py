@@ -1,4 +1,4 @@
-"""The byte ledger: what every message cost, by part, beside the paper's own formula."""
+"""Bytes of every message by part, and by the paper's own formula."""
 
 from typing import Literal
 

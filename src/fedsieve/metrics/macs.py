@@ -1,4 +1,4 @@
-"""FLOPs of training, counted as multiply-accumulates: 3 forward passes' worth per example.
+"""Multiply-accumulates (MACs) of training: those of 3 forward passes for each example.
 
 One is the forward pass, one the gradient with respect to inputs and one with respect to weights.
 """
@@ -11,8 +11,8 @@ from fedsieve.core.message import Mask, Params, count_nonzero
 from fedsieve.sparsity.compaction import alive_channels
 
 
-class Flops(NamedTuple):
-    """What training cost: with all weights, without masked ones, without channels cut out.
+class Macs(NamedTuple):
+    """MACs of training: with all weights, without masked ones, without channels cut out.
 
     `ideal` counts every masked weight as saved, which no ordinary hardware does; `realisable` only
     whole channels that can be removed.
@@ -23,12 +23,12 @@ class Flops(NamedTuple):
     realisable: int
 
 
-def flops(graph: LayerGraph, processed: int, mask: Mask | None) -> Flops:
-    """FLOPs of training steps over `processed` examples with weights outside `mask` zero."""
+def training_macs(graph: LayerGraph, processed: int, mask: Mask | None) -> Macs:
+    """MACs of training steps over `processed` examples with weights outside `mask` zero."""
     passes = 3 * processed
     dense = passes * graph.macs
     if mask is None:
-        return Flops(dense, dense, dense)
+        return Macs(dense, dense, dense)
     alive = {name: count_nonzero(kept) for name, kept in alive_channels(graph, mask).items()}
     ideal = realisable = 0
     for layer in graph.layers:
@@ -37,7 +37,7 @@ def flops(graph: LayerGraph, processed: int, mask: Mask | None) -> Flops:
         kept = mask.get(layer.weight)
         ideal += layer.macs if kept is None else positions * count_nonzero(kept)
         realisable += positions * _remaining(graph, layer, alive)
-    return Flops(dense, passes * ideal, passes * realisable)
+    return Macs(dense, passes * ideal, passes * realisable)
 
 
 class Size(NamedTuple):

@@ -94,6 +94,6 @@ def _refuse_shared_weights(module: nn.Module) -> None:
         first = owners.setdefault(parameter, name)
         if first != name:
             raise ModelError(
-                f"{first} and {name} are one shared tensor. Masks, messages and the FLOPs ledger "
+                f"{first} and {name} are one shared tensor. Masks, messages and the count of MACs "
                 "need a weight of its own in every layer: give each layer its own."
             )

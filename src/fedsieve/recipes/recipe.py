@@ -10,11 +10,14 @@ Tiers, from the smallest to the paper's own setting:
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from statistics import mean, stdev
 from typing import Any, Literal, TypeAlias, get_args
 
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.jobs.library import Record
+from fedsieve.metrics.rows import SCORES, SUMMARY
 from fedsieve.recipes.figure import Calculated
 
 TierName = Literal["smoke", "small", "medium", "full"]
@@ -188,7 +191,7 @@ def judge(ours: Measured | None, expected: Expected | None, departure: str = "")
     return Verdict("within" if is_met else "off", text)
 
 
-def _late(record: Record, name: str) -> float | None:
+def _late(name: str, record: Record) -> float | None:
     """The mean over the last ten evaluations."""
     found = [v for row in record.rows if (v := getattr(row, name)) is not None][-10:]
     return mean(found) if found else None
@@ -206,40 +209,20 @@ def _per_client(record: Record, name: str) -> float | None:
     return sum(found) / record.summary.num_clients if found else None
 
 
-def _true_bytes(record: Record) -> int:
-    return record.summary.up_bytes + record.summary.down_bytes
-
-
-def _paper_bytes(record: Record) -> int:
-    return record.summary.up_paper_bytes + record.summary.down_paper_bytes
-
-
 METRICS: dict[str, Callable[[Record], float | None]] = {
-    "global_accuracy": lambda r: r.summary.global_accuracy,
-    "local_accuracy": lambda r: r.summary.local_accuracy,
-    "best_global_accuracy": lambda r: r.summary.best_global_accuracy,
-    "best_local_accuracy": lambda r: r.summary.best_local_accuracy,
-    "late_global_accuracy": lambda r: _late(r, "global_accuracy"),
-    "late_local_accuracy": lambda r: _late(r, "local_accuracy"),
-    "seen_accuracy": lambda r: r.summary.seen_accuracy,
-    "loss": lambda r: r.summary.loss,
-    "density": lambda r: r.summary.density,
-    "local_density": lambda r: r.summary.local_density,
+    **{name: attrgetter(f"summary.{name}") for name, metric in SUMMARY.items() if metric.unit},
+    **{f"late_{name}": partial(_late, name) for name in SCORES},
     "best_local_density": lambda r: _at_best(r, "local_density"),
     "best_layer_mean_density": lambda r: _at_best(r, "layer_mean_density"),
-    "layer_mean_density": lambda r: r.summary.layer_mean_density,
     "expected_density": lambda r: r.summary.values.get("expected_density"),
-    "true_discovery": lambda r: r.summary.true_discovery,
-    "truth_recall": lambda r: r.summary.truth_recall,
     "sparsity": lambda r: 1 - r.summary.density,
-    "deployed_values": lambda r: r.summary.deployed_values,
-    "true_mb": lambda r: _true_bytes(r) / 1e6,
-    "true_gib_per_client": lambda r: _true_bytes(r) / r.summary.num_clients / 2**30,
-    "paper_mb": lambda r: _paper_bytes(r) / 1e6,
-    "paper_gbit": lambda r: 8 * _paper_bytes(r) / 1e9,
-    "paper_gib": lambda r: _paper_bytes(r) / 2**30,
-    "paper_gib_per_client": lambda r: _paper_bytes(r) / r.summary.num_clients / 2**30,
-    "macs_per_client": lambda r: r.summary.flops_dense / r.summary.num_clients,
+    "true_mb": lambda r: r.summary.sent_bytes / 1e6,
+    "true_gib_per_client": lambda r: r.summary.sent_bytes / r.summary.num_clients / 2**30,
+    "paper_mb": lambda r: r.summary.paper_bytes / 1e6,
+    "paper_gbit": lambda r: 8 * r.summary.paper_bytes / 1e9,
+    "paper_gib": lambda r: r.summary.paper_bytes / 2**30,
+    "paper_gib_per_client": lambda r: r.summary.paper_bytes / r.summary.num_clients / 2**30,
+    "macs_per_client": lambda r: r.summary.macs_dense / r.summary.num_clients,
     "macs_appendix_per_client": lambda r: _per_client(r, "macs_appendix"),
     "macs_code_per_client": lambda r: _per_client(r, "macs_code"),
 }

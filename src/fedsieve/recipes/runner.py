@@ -167,7 +167,7 @@ def _finish(
                 except RoundError as error:
                     log.warning("%s, seed %d is left out: %s", label, seed, error)
                     continue
-            if record.summary.stopped != "finished":
+            if record.summary.status != "finished":
                 break
             finished[label, seed] = record
     except KeyboardInterrupt:
@@ -178,8 +178,8 @@ def _finish(
 def _cost(records: list[Record]) -> Cost:
     summaries, n = [record.summary for record in records], len(records)
     return Cost(
-        sum(s.up_bytes + s.down_bytes for s in summaries) / n,
-        sum(s.up_paper_bytes + s.down_paper_bytes for s in summaries) / n,
-        sum(s.flops_dense for s in summaries) / n,
-        sum(s.flops_ideal for s in summaries) / n,
+        sum(s.sent_bytes for s in summaries) / n,
+        sum(s.paper_bytes for s in summaries) / n,
+        sum(s.macs_dense for s in summaries) / n,
+        sum(s.macs_ideal for s in summaries) / n,
     )

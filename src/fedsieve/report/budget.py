@@ -6,34 +6,13 @@ Nothing is interpolated: the value at a budget is the last one measured at or be
 import statistics
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import msgspec
 
 from fedsieve.jobs.library import Record
-from fedsieve.metrics.rows import Row, best
+from fedsieve.metrics.rows import Axis, Row, best
 
 SHARES = {"1": 1.0, "1/2": 0.5, "1/4": 0.25}  # of the largest common budget
-
-
-class Axis(NamedTuple):
-    """Something that is spent round by round: the sum of `fields` of the rows."""
-
-    name: str
-    label: str
-    fields: tuple[str, ...]  # none: rounds are counted
-
-
-AXES = {
-    axis.name: axis
-    for axis in (
-        Axis("bytes", "bytes sent, both ways", ("up_bytes", "down_bytes")),
-        Axis("paper_bytes", "bytes by the papers", ("up_paper_bytes", "down_paper_bytes")),
-        Axis("flops_ideal", "ideal MACs", ("flops_ideal",)),
-        Axis("flops_dense", "dense MACs", ("flops_dense",)),
-        Axis("rounds", "rounds", ()),
-    )
-}
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -55,9 +34,8 @@ def figure(values: Iterable[float | None]) -> Figure | None:
 
 def spent(rows: Sequence[Row], axis: Axis) -> list[int]:
     """What had been spent after each row."""
-    if not axis.fields:
-        return [row.round for row in rows]
-    return list(accumulate(sum(getattr(row, name) for name in axis.fields) for row in rows))
+    values = [getattr(row, axis.field) for row in rows]
+    return values if axis.field == "round" else list(accumulate(values))
 
 
 def total(record: Record, axis: Axis) -> int:

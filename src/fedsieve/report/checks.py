@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fedsieve.metrics.rows import SCORES, scope
 from fedsieve.report.figures import Run
 
 FALL = 0.05  # of a score below its best that deserves a word
@@ -27,18 +28,18 @@ def _of_run(run: Run) -> list[str]:
         asked = summary.failed + sum(row.clients for row in rows)
         rounds = sum(row.failed > 0 for row in rows)
         found.append(f"{summary.failed} of {asked} replies failed, in {rounds} rounds.")
-    if summary.stopped != "finished":
-        found.append(f"did not finish: {summary.stopped}.")
+    if summary.status != "finished":
+        found.append(f"did not finish: {summary.status}.")
     if not record.evaluations:
         found.append("no round was evaluated.")
     evaluated = {e.round for e in record.evaluations}
     lost = [row.round for row in rows if row.round in evaluated and row.loss is None]
     if lost:
         found.append(f"the loss was not finite in {len(lost)} rounds, first in round {lost[0]}.")
-    for name in ("global_accuracy", "local_accuracy"):
+    for name in SCORES:
         final, best = getattr(summary, name), getattr(summary, f"best_{name}")
         if final is not None and best is not None and best - final > FALL:
-            what = f"{name.removesuffix('_accuracy')} {summary.score}"
+            what = f"{scope(name)} {summary.score}"
             found.append(f"the final {what} {final:.3f} is well below its best, {best:.3f}.")
     return found + _density(run) + _ledger(run)
 

@@ -1,4 +1,4 @@
-"""Finished runs side by side: equal communication, equal FLOPs, equal rounds.
+"""Finished runs side by side: equal communication, equal MACs, equal rounds.
 
 Seeds of one configuration form a group. Groups are compared only if they learnt from the same
 partitions of the same data and were scored on the same part of it.
@@ -12,10 +12,10 @@ import msgspec
 from fedsieve.core.errors import ConfigError
 from fedsieve.jobs.config import SETTINGS
 from fedsieve.jobs.library import TUNING_FILE, Record, run_hash
-from fedsieve.metrics.rows import SCORES, last
+from fedsieve.metrics.rows import AXES, SCORES, last
 from fedsieve.report import budget
 from fedsieve.report.answer import Candidate, answer, reference
-from fedsieve.report.budget import AXES, SHARES, Figure, figure
+from fedsieve.report.budget import SHARES, Figure, figure
 from fedsieve.report.labels import labels
 
 
@@ -127,7 +127,7 @@ def group(records: Sequence[Record]) -> tuple[list[Group], list[str]]:
     if not records:
         raise ConfigError("nothing to compare: give the folders of finished runs.")
     warnings = [
-        f"{r.path}: stopped {r.summary.stopped}" for r in records if r.summary.stopped != "finished"
+        f"{r.path}: stopped {r.summary.status}" for r in records if r.summary.status != "finished"
     ]
     found: dict[str, dict[int, Record]] = {}
     for record in records:

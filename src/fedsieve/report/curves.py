@@ -1,11 +1,12 @@
-"""Figures of a comparison: scores against bytes and FLOPs, density over rounds, Pareto front."""
+"""Figures of a comparison: scores against bytes and MACs, density over rounds, Pareto front."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsieve.core.errors import ConfigError
-from fedsieve.report.budget import AXES, Axis, figure, non_dominated, spent
+from fedsieve.metrics.rows import AXES, Axis, scope
+from fedsieve.report.budget import figure, non_dominated, spent
 from fedsieve.report.compare import Group, metric_of, pareto_metric, pareto_points
 
 if TYPE_CHECKING:
@@ -38,14 +39,14 @@ def draw(groups: Sequence[Group], score: str, folder: Path) -> list[Path]:
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
     metric, paths = pareto_metric(groups), []
-    wording = f"{metric.split('_', maxsplit=1)[0]} {score}"
+    wording = f"{scope(metric)} {score}"
     with mpl.rc_context({"svg.hashsalt": "fedsieve", "axes.grid": True, "grid.alpha": 0.3}):
-        for name, axis, label, unit in (
-            ("accuracy_mb", AXES["bytes"], "MB sent, both ways", 1e6),
-            ("accuracy_flops", AXES["flops_ideal"], "training MACs, zeros skipped", 1.0),
+        for name, axis, label in (
+            ("accuracy_mb", AXES["bytes"], "MB sent, both ways"),
+            ("accuracy_macs", AXES["macs_ideal"], "training MACs, zeros skipped"),
         ):
             canvas, axes = _blank(Canvas, label, wording)
-            _against(axes, groups, axis, metric, unit)
+            _against(axes, groups, axis, metric)
             paths += _save(canvas, axes, folder / name)
         canvas, axes = _blank(Canvas, "round", "density")
         for g in groups:
@@ -94,7 +95,7 @@ def _blank(kind: "type[Canvas]", x: str, y: str) -> "tuple[Canvas, Axes]":
     return canvas, axes
 
 
-def _against(axes: "Axes", groups: Sequence[Group], axis: Axis, metric: str, unit: float) -> None:
+def _against(axes: "Axes", groups: Sequence[Group], axis: Axis, metric: str) -> None:
     axes.set_xscale("log")
     for g in groups:
         found = curve(g, axis, metric)
@@ -103,7 +104,7 @@ def _against(axes: "Axes", groups: Sequence[Group], axis: Axis, metric: str, uni
                 found.y[-1], linestyle=":", color="grey", label=f"{g.label} (sends nothing)"
             )
         else:
-            _add(axes, found._replace(x=[x / unit for x in found.x]), g.label)
+            _add(axes, found._replace(x=[x / axis.unit for x in found.x]), g.label)
 
 
 def _add(axes: "Axes", found: Curve, label: str) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -183,9 +183,9 @@ def histogram(values: Sequence[float], bins: int = 20) -> tuple[list[float], lis
     return edges.tolist(), counts.tolist()
 
 
-def running(record: Record, *names: str) -> list[int]:
-    """The sum of some fields of a row, added up over rounds."""
-    return [int(s) for s in np.cumsum([sum(getattr(r, n) for n in names) for r in record.rows])]
+def running(record: Record, name: str) -> list[int]:
+    """A field of a row, added up over rounds."""
+    return list(accumulate(getattr(row, name) for row in record.rows))
 
 
 def _settings(record: Record) -> dict[str, str]:

@@ -152,7 +152,7 @@ def _row(line: Line, g: Group) -> dict[str, Any]:
         "density": mean(line.density),
         "MB": None if sent is None else sent / 1e6,
         "share": line.share,
-        "MACs": mean(line.spent["flops_ideal"]),
+        "MACs": mean(line.spent["macs_ideal"]),
         "rounds": mean(line.spent["rounds"]),
         "seconds": sum(r.summary.seconds for r in g.records) / len(g.records),
         "seeds": len(line.seeds),

@@ -22,12 +22,6 @@ def overview(runs: Sequence[Run]) -> Markup:
                id="answer", aria_label="The answer")  # fmt: skip
 
 
-def is_local(run: Run) -> bool:
-    """Whether a run has no global model, so that its score is that of the clients' own."""
-    summary = run.record.summary
-    return summary.global_accuracy is None and summary.local_accuracy is not None
-
-
 def _answer(runs: Sequence[Run]) -> Markup:
     groups, _ = group([run.record for run in runs])
     if mismatches(groups):
@@ -58,22 +52,21 @@ def _curve(runs: Sequence[Run]) -> Markup:
 
 
 def _points(run: Run) -> list[Point]:
-    field = "local_accuracy" if is_local(run) else "global_accuracy"
-    which = "local " if is_local(run) else ""
-    kind = run.record.summary.score
-    sent = running(run.record, "up_bytes", "down_bytes")
+    summary = run.record.summary
+    which = "local " if summary.is_local else ""
+    sent = running(run.record, "sent_bytes")
     return [
-        Point(x / 1e6, y, f"{run.label}, round {row.round}: {which}{html.score(y, kind)} "
+        Point(x / 1e6, y, f"{run.label}, round {row.round}: {which}{html.score(y, summary.score)} "
               f"at {html.size(x)}")
         for row, x in zip(run.record.rows, sent, strict=True)
-        if (y := getattr(row, field)) is not None and x > 0
+        if (y := getattr(row, summary.score_field)) is not None and x > 0
     ]  # fmt: skip
 
 
 def _level(run: Run, low: float, high: float) -> list[Point]:
     """The score of a run that sends nothing has no place on the axis: a line across."""
     summary = run.record.summary
-    value = summary.local_accuracy if is_local(run) else summary.global_accuracy
+    value = summary.main_score
     if value is None or low == high:
         return []
     tip = f"{run.label}, which sends nothing: {html.score(value, summary.score)}"
@@ -84,14 +77,14 @@ def _table(runs: Sequence[Run]) -> Markup:
     groups, _ = group([run.record for run in runs])
     found, base = candidates(groups)
     whole = next((c.sent for c in found if c.label == base), 0)
-    scores = [_score(run) for run in runs]
+    scores = [run.record.summary.main_score for run in runs]
     top = max((s for s in scores if s is not None), default=None)
-    least = min(map(_sent, runs))
+    least = min(run.record.summary.sent_bytes for run in runs)
     several = len(runs) > 1
     rows: list[list[object]] = []
     for run, value in zip(runs, scores, strict=True):
-        s, sent = run.record.summary, _sent(run)
-        mark = tag("sup", "†", title="local") if is_local(run) else None
+        s, sent = run.record.summary, run.record.summary.sent_bytes
+        mark = tag("sup", "†", title="local") if s.is_local else None
         best = "best" if several and value is not None and value == top else None
         thrifty = "best" if several and sent == least else None
         rows.append([
@@ -113,15 +106,6 @@ def _remarks(runs: Sequence[Run]) -> Markup:
     ]
     if len(runs) > 1:
         told.append("Bold: the best of the runs. ")
-    if any(map(is_local, runs)):
+    if any(run.record.summary.is_local for run in runs):
         told.append("† There is no global model: the mean over clients of their own models. ")
     return note(*told)
-
-
-def _sent(run: Run) -> int:
-    return run.record.summary.up_bytes + run.record.summary.down_bytes
-
-
-def _score(run: Run) -> float | None:
-    summary = run.record.summary
-    return summary.local_accuracy if is_local(run) else summary.global_accuracy

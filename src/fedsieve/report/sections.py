@@ -7,7 +7,7 @@ from fedsieve.drawing import html, svg
 from fedsieve.drawing.html import Markup, cell, note, tag
 from fedsieve.drawing.svg import Axis, Point, Series
 from fedsieve.jobs.settings import INDIFFERENT
-from fedsieve.metrics.rows import Row
+from fedsieve.metrics.rows import SCORES, SUMMARY, Row, Unit, scope
 from fedsieve.report.figures import Run, differing, running, spread, thinned
 
 POINTS = 400  # in one picture, over all runs
@@ -15,61 +15,25 @@ COLUMNS = 60  # rounds across a heat map
 ROUND = Axis("round", is_whole=True)
 
 
-def _plain(value: Any) -> str:
-    return html.MISSING if value is None else str(value)
+TEXT: dict[Unit, Callable[[Any], str]] = {
+    "bytes": html.size,
+    "MACs": html.large,
+    "values": html.large,
+    "s": html.duration,
+    "share": "{:.4f}".format,
+    "nats": "{:.4f}".format,
+}
 
 
-def _fixed(value: Any) -> str:
-    return html.MISSING if value is None else f"{value:.4f}"
-
-
-def _figures(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in values.items()) or html.MISSING
-
-
-def _count(value: int | None) -> str:
-    return html.MISSING if value is None else html.large(value)
-
-
-Better = Callable[..., Any] | None
-LINES: tuple[tuple[str, str, Callable[[Any], str] | None, Better], ...] = (
-    ("method", "method", _plain, None),
-    ("dataset", "data set", _plain, None),
-    ("model", "model", _plain, None),
-    ("partition", "partition", _plain, None),
-    ("partition_fingerprint", "partition fingerprint", _plain, None),
-    ("seed", "seed", _plain, None),
-    ("num_clients", "clients", _plain, None),
-    ("rounds", "rounds", _plain, None),
-    ("stopped", "ended", _plain, None),
-    ("score", "score", _plain, None),
-    ("global_accuracy", "global score, final", None, max),
-    ("best_global_accuracy", "global score, best", None, max),
-    ("local_accuracy", "local score, final", None, max),
-    ("best_local_accuracy", "local score, best", None, max),
-    ("seen_accuracy", "local score of clients that have trained", None, max),
-    ("loss", "test loss, final", _fixed, min),
-    ("density", "density", _fixed, min),
-    ("local_density", "density of all clients' own models", _fixed, min),
-    ("layer_mean_density", "density, mean over layers", _fixed, min),
-    ("deployed_values", "values of the model when cut", _count, min),
-    ("deployed_macs", "MACs of its forward pass", _count, min),
-    ("true_discovery", "support that is in the planted truth", _fixed, max),
-    ("truth_recall", "planted truth that was found", _fixed, max),
-    ("values", "the method's own figures, last round", _figures, None),
-    ("", "sent, both ways", html.size, min),
-    ("", "by the papers' formula, both ways", html.size, None),
-    ("up_bytes", "sent up", html.size, min),
-    ("down_bytes", "sent down", html.size, min),
-    ("up_paper_bytes", "up, by the papers' formula", html.size, None),
-    ("down_paper_bytes", "down, by the papers' formula", html.size, None),
-    ("flops_dense", "MACs, dense", html.large, None),
-    ("flops_ideal", "MACs, every zero skipped", html.large, min),
-    ("flops_realisable", "MACs, whole structures skipped", html.large, min),
-    ("failed", "failed replies", _plain, None),
-    ("seconds", "wall time", html.duration, None),
-    ("model_hash", "model hash", _plain, None),
-)  # fmt: skip
+def _text(value: Any, unit: Unit, score: str) -> str:
+    """A figure in the way that suits its unit; `score` is what scores are."""
+    if value is None or value == {}:
+        return html.MISSING
+    if unit == "score":
+        return html.score(value, score)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number:.4g}" for name, number in value.items())
+    return TEXT.get(unit, str)(value)
 
 
 def name_of(run: Run) -> Markup:
@@ -85,21 +49,22 @@ def figure(picture: Markup, caption: object) -> Markup:
 def summary(runs: Sequence[Run]) -> Markup:
     """Every figure of result.json, exact in `data-value`; the best of several runs is marked."""
     rows: list[list[object]] = []
-    for field, words, text, better in LINES:
-        values = [_value(run, field, words) for run in runs]
+    for field, metric in SUMMARY.items():
+        values = [getattr(run.record.summary, field) for run in runs]
         known = [v for v in values if v is not None]
-        best = better(known) if better and known and len(set(values)) > 1 else None
+        is_judged = metric.better and known and len(set(values)) > 1
+        best = (max if metric.better == "higher" else min)(known) if is_judged else None
         cells = [
             cell(
-                text(value) if text else html.score(value, run.record.summary.score),
+                _text(value, metric.unit, run.record.summary.score),
                 value,
                 data_run=run.number,
-                data_field=field or None,
+                data_field=field,
                 class_="best" if best is not None and value == best else None,
             )
             for run, value in zip(runs, values, strict=True)
         ]
-        rows.append([words, *cells])
+        rows.append([metric.label, *cells])
     head: list[object] = ["", *(name_of(run) for run in runs)]
     told = "Bold: the best of the runs. " if len(runs) > 1 else ""
     about = note(
@@ -107,15 +72,6 @@ def summary(runs: Sequence[Run]) -> Markup:
         "clients of the score on their own. MB = 10⁶ bytes; MACs are those of training.",
     )  # fmt: skip
     return html.join(html.table(head, rows, "Final figures", "results"), about)
-
-
-def _value(run: Run, field: str, words: str) -> Any:
-    s = run.record.summary
-    if field:
-        return getattr(s, field)
-    if words.startswith("sent"):
-        return s.up_bytes + s.down_bytes
-    return s.up_paper_bytes + s.down_paper_bytes
 
 
 def differences(runs: Sequence[Run]) -> Markup:
@@ -137,14 +93,14 @@ def differences(runs: Sequence[Run]) -> Markup:
 def scores(runs: Sequence[Run]) -> Markup:
     """Global and local scores over rounds, bytes and MACs, one of the two shown at a time."""
     known = [
-        name for name in ("global_accuracy", "local_accuracy")
+        name for name in SCORES
         if any(getattr(row, name) is not None for run in runs for row in run.record.rows)
     ]  # fmt: skip
     if not known:
         return note("No round was evaluated.")
     choices, panels = [], []
     for name in known:
-        which = name.removesuffix("_accuracy")
+        which = scope(name)
         kind = runs[0].record.summary.score
         choices.append(
             tag("button", f"{which} {kind}", type="button", class_="choice", data_show=which,
@@ -210,7 +166,7 @@ def _strip(run: Run) -> Markup:
 
 def _score_figures(runs: Sequence[Run], name: str) -> list[Markup]:
     kind = runs[0].record.summary.score
-    what = f"{name.removesuffix('_accuracy')} {kind}"
+    what = f"{scope(name)} {kind}"
     height = Axis(what, html.number if kind == "R2" else percent_axis)
     axes: tuple[tuple[Axis, Callable[[Run], list[float]], str], ...] = (
         (ROUND, _rounds, "over rounds"),
@@ -263,11 +219,11 @@ def _rounds(run: Run) -> list[float]:
 
 
 def _megabytes(run: Run) -> list[float]:
-    return [b / 1e6 for b in running(run.record, "up_bytes", "down_bytes")]
+    return [b / 1e6 for b in running(run.record, "sent_bytes")]
 
 
 def _macs(run: Run) -> list[float]:
-    return [float(m) for m in running(run.record, "flops_ideal")]
+    return [float(m) for m in running(run.record, "macs_ideal")]
 
 
 def percent_axis(value: float) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.jobs.config import read_toml
-from fedsieve.metrics.rows import Row, Summary
+from fedsieve.metrics.rows import Row, Summary, read_row, read_summary
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 RECENT = 10  # rounds whose mean time stands for those to come
@@ -92,7 +92,7 @@ class Follower:
             if not line.endswith(b"\n"):
                 break
             try:
-                row = msgspec.json.decode(line, type=Row)
+                row = read_row(line)
             except msgspec.MsgspecError as error:
                 return f"line {len(self._rows) + 1} of {self.path} is not a row ({error})"
             self._rows.append(row)
@@ -138,14 +138,14 @@ def _follows(line: bytes, row: Row) -> bool:
     if not line.endswith(b"\n"):
         return True
     try:
-        return msgspec.json.decode(line, type=Row).round == row.round + 1
+        return read_row(line).round == row.round + 1
     except msgspec.MsgspecError:
         return True
 
 
 def _summary(path: Path) -> Summary | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Summary)
+        return read_summary(path.read_bytes())
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -34,7 +34,7 @@ from fedsieve.engine.client import (
     who,
 )
 from fedsieve.engine.mask_cache import Packed, recall, remember
-from fedsieve.metrics.macs import Flops
+from fedsieve.metrics.macs import Macs
 from fedsieve.wire.codec import Bools
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.schema import Hash
@@ -145,11 +145,11 @@ class _Worker:
     def receive(self) -> Response:
         head = msgspec.msgpack.decode(self.connection.recv_bytes())
         match head:
-            case ["reply", client, parts, paper, values, flops, seconds]:
+            case ["reply", client, parts, paper, values, macs, seconds]:
                 up = Payload(self.connection.recv_bytes(), *parts)
                 state = blob.unpack(self._state_kind, self.connection.recv_bytes())
                 residual = blob.unpack(Params, self.connection.recv_bytes())
-                return Reply(client, up, paper, state, residual, values, Flops(*flops), seconds)
+                return Reply(client, up, paper, state, residual, values, Macs(*macs), seconds)
             case ["refusal", client, error]:
                 return Refusal(client, error)
             case ["failure", client, error, trace]:
@@ -210,8 +210,8 @@ def _packed_masks(masks: dict[Hash, Bools]) -> list[tuple[Hash, bytes, int]]:
 
 def _answer(pipe: Connection, response: Response) -> None:
     match response:
-        case Reply(client, up, paper, state, residual, values, flops, seconds):
-            head = ["reply", client, up[1:], paper, values, flops, seconds]
+        case Reply(client, up, paper, state, residual, values, macs, seconds):
+            head = ["reply", client, up[1:], paper, values, macs, seconds]
             pipe.send_bytes(msgspec.msgpack.encode(head))
             pipe.send_bytes(up.data)
             pipe.send_bytes(blob.pack(state))
