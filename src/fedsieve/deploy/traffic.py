@@ -30,7 +30,7 @@ def report(out: Path, remote: Remote, link: SuperLink) -> None:
     found = {
         "rounds": [rows[0]["round"], rows[-1]["round"]] if rows else [],
         "payload": payload,
-        "envelopes": dict(remote.parcel_bytes),
+        "envelopes": dict(remote.envelope_bytes),
         "flower": flower,
         "tcp": json.loads(tcp.read_text()) if tcp.exists() else None,
     }

@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Dense, Natural, Number, fields
 from fedsieve.core.method import AnyMethod
-from fedsieve.engine.client import Reply
 from fedsieve.engine.mask_cache import MaskTable, recall, remember
+from fedsieve.engine.requests import Reply
 from fedsieve.metrics.bytes import Sent
 from fedsieve.wire import Precision
 from fedsieve.wire.bound import SCHEMA_BYTES, Bound

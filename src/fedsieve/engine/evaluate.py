@@ -17,7 +17,8 @@ from fedsieve.core.graph import LayerGraph
 from fedsieve.core.message import Params, count_nonzero
 from fedsieve.core.method import AnyMethod, Task
 from fedsieve.data.federation import Federation
-from fedsieve.engine.client import (
+from fedsieve.engine.client import shares_of
+from fedsieve.engine.requests import (
     Evaluate,
     EvaluateOwn,
     Executor,
@@ -26,7 +27,6 @@ from fedsieve.engine.client import (
     Response,
     Share,
     Tallies,
-    shares_of,
 )
 from fedsieve.engine.store import ClientStore
 from fedsieve.metrics.macs import Size, size

@@ -11,9 +11,9 @@ from torch import Tensor
 from fedsieve.core import tree
 from fedsieve.core.errors import RoundError
 from fedsieve.core.message import Natural, Number, fields
-from fedsieve.engine.client import Failure
 from fedsieve.engine.metrics import Accepted
 from fedsieve.engine.plan import Plan
+from fedsieve.engine.requests import Failure
 from fedsieve.robust.aggregation import Mean, Round
 from fedsieve.robust.updates import clipped
 

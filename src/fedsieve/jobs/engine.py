@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.options import read
-from fedsieve.engine.client import ClientRuntime, Executor, Wire
+from fedsieve.engine.client import ClientRuntime, Wire
 from fedsieve.engine.executors.cores import busy
 from fedsieve.engine.executors.inline import Inline
 from fedsieve.engine.executors.pool import Pool
 from fedsieve.engine.plan import Plan
+from fedsieve.engine.requests import Executor
 from fedsieve.engine.rounds import Rounds
 from fedsieve.engine.store import Receipt, Stores, open_stores
 from fedsieve.jobs.job import Job

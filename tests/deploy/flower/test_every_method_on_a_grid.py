@@ -14,7 +14,7 @@ from fedsieve.deploy.server import receipts
 from fedsieve.jobs import api
 from fedsieve.jobs.api import Watcher
 from fedsieve.jobs.engine import Engine
-from grid import LocalGrid, desks, terms_of
+from grid import LocalGrid, node_servers, terms_of
 from small import METHODS, small_job, steady
 
 
@@ -25,7 +25,7 @@ def played(job, folder, before_call=lambda client: None):
         before_call(client)
         return node_server.answer(envelope)
 
-    found = desks(job, folder / "nodes")
+    found = node_servers(job, folder / "nodes")
     grid = LocalGrid({100 + c: partial(answer, client=c, node_server=d) for c, d in found.items()})
 
     @contextmanager
