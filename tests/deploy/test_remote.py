@@ -22,7 +22,7 @@ from fedsieve.deploy import dispatch, open_calls
 from fedsieve.deploy.dispatch import Remote
 from fedsieve.deploy.envelope import Answer, Call, Hello, Here, UnknownJob, peek, seal
 from fedsieve.deploy.flower.private import ErrorCode, NodeInfo
-from fedsieve.deploy.flower.transport import GridCarrier
+from fedsieve.deploy.flower.transport import GridTransport
 from fedsieve.deploy.node import Node, claimed, open_job
 from fedsieve.deploy.node_server import NodeServer
 from fedsieve.deploy.open_calls import LostError
@@ -45,7 +45,7 @@ from small import small_job, steady
 class Deployed:
     """A job on nodes in this process; `change(client, call, envelope)` may tamper with answers."""
 
-    def __init__(self, job, folder, change=None, transport=GridCarrier, **terms):
+    def __init__(self, job, folder, change=None, transport=GridTransport, **terms):
         self.job, self.folder, self.terms, self.transport = job, folder, terms, transport
         keys, nodes = terms.pop("keys", None), terms.pop("servers", None)
         if keys:
@@ -159,7 +159,7 @@ def test_an_old_answer_sent_again_does_not_count(tmp_path):
     assert there.summary.model_hash == absent(job, there.rows).summary.model_hash
 
 
-class Leaky(GridCarrier):
+class Leaky(GridTransport):
     """Loses the connection with everything under way on every third pull."""
 
     pulls = 0
@@ -312,7 +312,7 @@ def test_owners_data_that_the_server_never_sees_gives_the_bits_of_pooled_files(t
         own = Node(server="localhost:1", client=client, data=f"npz:{tmp_path}/{client}.npz",
                    store=tmp_path / f"node-{client}")  # fmt: skip
         nodes[client] = NodeServer(client, own.store, lambda hello, own=own: open_job(own, hello))
-    form = "elsewhere(owners=3, shape=[6], outputs=3)"
+    form = "remote(owners=3, shape=[6], outputs=3)"
     job = build(make(common | {"dataset": form}))
     there = Deployed(job, tmp_path, servers=nodes).play()
     assert there.summary.model_hash == here.summary.model_hash
@@ -320,7 +320,7 @@ def test_owners_data_that_the_server_never_sees_gives_the_bits_of_pooled_files(t
 
 
 def test_an_outage_longer_than_a_round_fails_nobody(tmp_path):
-    class Slow(GridCarrier):
+    class Slow(GridTransport):
         is_lost = False
 
         def pull(self, messages):
@@ -424,7 +424,7 @@ def test_owners_data_is_scaled_as_the_job_says(tmp_path):
     labels = np.arange(20) % 2
     np.savez(tmp_path / "a.npz", x=pixels, y=labels, x_test=pixels, y_test=labels)
     own = Node(server="localhost:1", client=0, data=f"npz:{tmp_path}/a.npz", store=tmp_path)
-    form = "elsewhere(owners=1, shape=[8, 8, 1], outputs=2)"
+    form = "remote(owners=1, shape=[8, 8, 1], outputs=2)"
     for how in ("unit", "raw255"):
         job = build(make({"dataset": form, "input_scale": how}))
         opened = open_job(own, hello_of(job))
@@ -579,7 +579,7 @@ def test_a_wrong_client_number_is_told_to_the_node_in_words(tmp_path, caplog):
     assert len(parts) == 2  # the two that do
 
 
-class Restarted(GridCarrier):
+class Restarted(GridTransport):
     """A SuperLink that has forgotten all: nodes come back a little later, under other numbers."""
 
     is_lost, back_at = False, 0.0

@@ -56,7 +56,7 @@ _HELLO_SECONDS = 3600.0  # a greeting is valid while a node loads its data
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the server asks of a job's nodes."""
+    """A job as the server runs it on nodes: description, limits and keys."""
 
     job: str
     session: int
@@ -70,7 +70,7 @@ class Terms:
 
 
 class Remote:
-    """An executor whose clients are elsewhere."""
+    """An executor whose clients are nodes on other machines."""
 
     def __init__(self, transport: Transport, terms: Terms) -> None:
         self._transport, self._terms = transport, terms

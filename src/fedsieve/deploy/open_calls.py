@@ -29,7 +29,7 @@ class Transport(Protocol):
         """Nodes that are connected now, each with when it connected."""
 
     def push(self, envelopes: Mapping[int, bytes], seconds: float) -> dict[str, int]:
-        """Send a envelope to each node; names of messages by node. They expire after `seconds`."""
+        """Send each node its envelope; returns the node of every message, by name."""
 
     def pull(self, messages: Iterable[str]) -> list[Arrived]:
         """Answers that have arrived; each is handed out once."""

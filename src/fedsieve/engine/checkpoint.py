@@ -136,15 +136,13 @@ def is_old(folder: Path) -> bool:
             return False
     except FileNotFoundError:
         return False
-    found = checkpoints_of(folder)
-    if found:
-        return not any(checkpoint.is_provable for checkpoint in found)
+    checkpoints = checkpoints_of(folder)
+    if checkpoints:
+        return not any(checkpoint.is_provable for checkpoint in checkpoints)
     return not (folder / "checkpoints").exists()  # the first thing that is made
 
 
 def checkpoints_of(folder: Path) -> list[CheckpointFolder]:
     """The checkpoints in a run folder, oldest first."""
-    found = (folder / "checkpoints").glob("*")
-    return [
-        CheckpointFolder(folder, n) for n in sorted(int(p.name) for p in found if p.name.isdigit())
-    ]
+    names = [path.name for path in (folder / "checkpoints").glob("*")]
+    return [CheckpointFolder(folder, n) for n in sorted(int(x) for x in names if x.isdigit())]

@@ -43,7 +43,7 @@ def subset(table: MaskTable, marks: Iterable[Hash]) -> MaskTable:
 
 
 def recall(table: MaskTable, marks: Iterable[Hash]) -> dict[Hash, Bools]:
-    """The same, unpacked."""
+    """The same masks as booleans."""
     return unpacked(subset(table, marks))
 
 

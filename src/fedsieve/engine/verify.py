@@ -76,10 +76,10 @@ class _Verifier:
         self._files: dict[str, File] = {}
 
     def verdict(self) -> Verdict:
-        found = checkpoints_of(self._folder)
+        checkpoints = checkpoints_of(self._folder)
         config = self._config()
         self._result()
-        checks = [self._checkpoint(checkpoint) for checkpoint in found]
+        checks = [self._checkpoint(checkpoint) for checkpoint in checkpoints]
         for name in ("result.json", "model.safetensors", *LINES):
             if name not in self._files and (self._folder / name).exists():
                 self._add(name, "unproved", "no manifest says what it was")

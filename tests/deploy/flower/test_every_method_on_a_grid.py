@@ -9,7 +9,7 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 from fedsieve.core import tree
 from fedsieve.deploy.dispatch import Remote
-from fedsieve.deploy.flower.transport import GridCarrier
+from fedsieve.deploy.flower.transport import GridTransport
 from fedsieve.deploy.server import receipts
 from fedsieve.jobs import api
 from fedsieve.jobs.api import Watcher
@@ -30,7 +30,7 @@ def played(job, folder, before_call=lambda client: None):
 
     @contextmanager
     def nodes(job, states):
-        yield Engine(receipts(states), Remote(GridCarrier(lambda: grid), terms_of(job)))
+        yield Engine(receipts(states), Remote(GridTransport(lambda: grid), terms_of(job)))
 
     return api.play(job, None, resume=False, watcher=Watcher(), open_engine=nodes)
 
