@@ -278,7 +278,7 @@ def test_too_few_nodes_end_the_run_and_keep_what_was_done(tmp_path):
     deployed = Deployed(job, tmp_path, change, seconds=0.5)
     with pytest.raises(RoundError, match="1 of 3 clients"):
         deployed.play(tmp_path / "run")
-    assert len(RunFolder(tmp_path / "run").rows()) == 2
+    assert len(RunFolder(tmp_path / "run").records.rows()) == 2
 
 
 def test_the_first_to_answer_count_and_the_record_replays(tmp_path):
@@ -388,7 +388,7 @@ def test_densities_that_no_model_has_do_not_reach_the_rows(density, tmp_path):
 
     job = stateful(rounds=2)
     Deployed(job, tmp_path, change).play(tmp_path / "run")
-    rows = RunFolder(tmp_path / "run").rows()
+    rows = RunFolder(tmp_path / "run").records.rows()
     assert [row.density for row in rows] == [1.0, 1.0]
 
 
