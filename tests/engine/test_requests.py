@@ -12,6 +12,8 @@ from fedsieve.core.message import Params
 from fedsieve.engine import blob
 from fedsieve.engine.mask_cache import Packed
 from fedsieve.engine.requests import (
+    REQUESTS,
+    RESPONSES,
     Encoded,
     Evaluate,
     EvaluateOwn,
@@ -21,15 +23,14 @@ from fedsieve.engine.requests import (
     Observed,
     Refusal,
     Reply,
+    Request,
     Share,
     Tallies,
     Train,
     check_answer,
-    decode,
     encode,
-    for_keeper,
+    for_node,
     parts,
-    read,
 )
 from fedsieve.engine.store import Receipt
 from fedsieve.metrics.macs import Flops
@@ -81,7 +82,8 @@ def plain(value):
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_a_message_is_the_same_after_encoding(message):
-    decoded = decode(encode(message), kinds_of(message))
+    decoder = REQUESTS if isinstance(message, Request) else RESPONSES
+    decoded = decoder.decode(encode(message), kinds_of(message))
     assert type(decoded) is type(message)
     assert plain(decoded) == plain(message)
 
@@ -93,7 +95,7 @@ def test_what_the_receiver_holds_is_sent_once_and_packed_once():
         request = Evaluate(MODEL if number < 2 else dict(MODEL), (number,))
         header, *blobs = parts(request, packed, sender)
         sizes.append(len(blobs))
-        decoded = read(header, iter(blobs), Kinds(tuple), receiver)
+        decoded = REQUESTS.read(header, iter(blobs), Kinds(tuple), receiver)
         assert decoded.shards == (number,)
         assert decoded.model["w"].equal(MODEL["w"])
     assert sizes == [1, 0, 1]
@@ -104,11 +106,11 @@ def test_what_the_receiver_holds_is_sent_once_and_packed_once():
 def test_what_was_never_sent_is_an_error():
     header, *_ = parts(Evaluate(MODEL, (1,)), None, {"model": MODEL})
     with pytest.raises(WireError, match=r"Evaluate\.model: it was not sent"):
-        read(header, iter(()), Kinds(tuple))
+        REQUESTS.read(header, iter(()), Kinds(tuple))
 
 
 def test_a_client_that_keeps_masks_itself_gets_their_names():
-    request = for_keeper(TRAIN)
+    request = for_node(TRAIN)
     assert (request.schema, request.masks) == (b"", {7: None, 9: None})
     assert len(encode(request).header) < len(encode(TRAIN).header)
 
@@ -146,10 +148,12 @@ WRONG = {
     "a blob too many": (msgspec.structs.replace(encode(TALLIES), blobs=(
         *encode(TALLIES).blobs, b"")), "more blobs"),
     "another kind": (Encoded(msgspec.msgpack.encode(["Shutdown", 1]), ()), "Shutdown"),
+    "a request": (encode(TRAIN), "Train"),
+    "a list for a kind": (Encoded(msgspec.msgpack.encode([[1], 1, "a"]), ()), "expected"),
     "too many fields": (Encoded(msgspec.msgpack.encode(["Refusal", 1, "a", "b"]), ()), "length"),
-    "junk": (Encoded(b"\xc1", ()), "not a request or response"),
-    "bad text": (Encoded(b"\x93\xa7Refusal\x01\xa1\xff", ()), "not a request or response"),
-    "nothing": (Encoded(b"", ()), "not a request or response"),
+    "junk": (Encoded(b"\xc1", ()), "not what was expected"),
+    "bad text": (Encoded(b"\x93\xa7Refusal\x01\xa1\xff", ()), "not what was expected"),
+    "nothing": (Encoded(b"", ()), "not what was expected"),
 }  # fmt: skip
 
 
@@ -157,7 +161,7 @@ WRONG = {
 def test_an_untrusted_message_is_refused_with_the_field_that_is_wrong(case):
     encoded, words = WRONG[case]
     with pytest.raises(WireError, match=words):
-        decode(encoded, Kinds(Receipt))
+        RESPONSES.decode(encoded, Kinds(Receipt))
 
 
 ASKED = TRAIN._replace(state=RECEIPT)
@@ -168,7 +172,6 @@ OWN = EvaluateOwn(4, (), RECEIPT, (4,))
     ("request_", "response", "words"),
     [
         (ASKED, TALLIES, "Tallies is no answer to Train"),
-        (ASKED, ASKED, "Train is no answer to Train"),
         (ASKED, REMOTE._replace(client=3), "speaks for client 3, 4 was asked"),
         (ASKED, REMOTE, "of round 3, not of 2"),
         (ASKED, Failure(5, "why"), "speaks for client 5"),

@@ -30,6 +30,7 @@ from fedsieve.deploy.envelope import (
 from fedsieve.deploy.open_calls import RETURN_SECONDS, LostError, OpenCalls, Transport
 from fedsieve.deploy.signature import Private, Public
 from fedsieve.engine.requests import (
+    RESPONSES,
     Encoded,
     Evaluate,
     Failure,
@@ -40,9 +41,8 @@ from fedsieve.engine.requests import (
     Response,
     Train,
     check_answer,
-    decode,
     encode,
-    for_keeper,
+    for_node,
     who,
 )
 from fedsieve.engine.store import Receipt
@@ -136,7 +136,7 @@ class Remote:
             may_change = self._may_return(needed, now) or bool(strangers)
             if not may_change or now > end or all(client in self._node for client in needed):
                 return sorted(self._node)
-            self._meet(strangers)
+            self._greet_new(strangers)
             time.sleep(self._terms.poll_seconds)
 
     def _may_return(self, needed: Collection[int], now: float) -> bool:
@@ -147,8 +147,8 @@ class Remote:
             self._away[client] = min(self._away[client], now)
         return any(now - self._away[client] < RETURN_SECONDS for client in missing)
 
-    def _meet(self, strangers: set[int]) -> None:
-        """Greet whoever was not greeted yet, and hear who answers."""
+    def _greet_new(self, strangers: set[int]) -> None:
+        """Greet nodes that were not greeted lately, and read their answers."""
         envelope = self._sealed(self._terms.hello)
         now = time.monotonic()
         recent = {n for n, when in self._greeted_at.items() if now - when < _AGAIN_SECONDS}
@@ -189,7 +189,7 @@ class Remote:
     def _exchange(self, works: dict[int, Request]) -> Generator[tuple[int, Response], None, None]:
         clients = {self._node[client]: client for client in works}
         envelopes = {
-            node: self._sealed(encode(for_keeper(works[client]), self._packed), client)
+            node: self._sealed(encode(for_node(works[client]), self._packed), client)
             for node, client in clients.items()
         }
         self._silent |= works.keys()
@@ -257,12 +257,12 @@ class Remote:
 
     def _opened(self, node: int, envelope: bytes, call: bytes) -> Answer | str:
         try:
-            return self._vouched(node, envelope, call)
+            return self._verified(node, envelope, call)
         except WireError as error:
             return f"its message is not accepted: {error}"
 
-    def _vouched(self, node: int, envelope: bytes, call: bytes) -> Answer:
-        """An answer whose sender is who it says, and which answers this very call."""
+    def _verified(self, node: int, envelope: bytes, call: bytes) -> Answer:
+        """The answer in an envelope, verified: its sender, and that it answers this call."""
         if len(envelope) > self._terms.limit_bytes:
             raise WireError(f"{len(envelope)} bytes, {self._terms.limit_bytes} are allowed.")
         client = peek(envelope, Answer).client
@@ -318,7 +318,6 @@ def _decoded(client: int, result: Result) -> Response:
     if not isinstance(result, Encoded):
         return Failure(client, "its node does not know the job")
     try:
-        response: Response = decode(result, Kinds(Receipt))
+        return RESPONSES.decode(result, Kinds(Receipt))
     except Exception as error:  # noqa: BLE001 - whatever a node sends must not stop the run
         return Failure(client, f"its answer cannot be used: {error}")
-    return response

@@ -1,4 +1,4 @@
-"""What travels between server and nodes: a signed call, and a signed answer to that very call.
+"""Envelopes between server and nodes: a signed call, and a signed answer to that very call.
 
     envelope = msgpack [version, body, signature]      body = msgpack of Call or Answer
 
@@ -19,14 +19,14 @@ from fedsieve.engine.requests import Encoded
 
 
 class Hello(Struct, tag="hello", array_like=True, frozen=True):
-    """The job: a node keeps it, and says what it holds."""
+    """The description of a job; a node keeps it."""
 
     config: str  # TOML
     form: tuple[str, str, tuple[int, ...], int]  # kind, layout, input shape, outputs
 
 
 class Notice(Struct, tag="notice", array_like=True, frozen=True):
-    """Why a node is not taken; its operator reads it."""
+    """Why a node is not accepted, for its operator."""
 
     text: str
 
@@ -45,7 +45,7 @@ class Call(Struct, array_like=True, frozen=True):
 
 
 class Here(Struct, tag="here", array_like=True, frozen=True):
-    """A node that is ready."""
+    """The node is ready."""
 
 
 class UnknownJob(Struct, tag="unknown", array_like=True, frozen=True):
@@ -81,7 +81,7 @@ def seal(body: Call | Answer, key: Private | None) -> bytes:
 
 
 def peek(envelope: bytes, kind: type[Body]) -> Body:
-    """What an envelope says, before anyone vouches for it."""
+    """The body of an envelope, not verified."""
     try:
         return msgspec.msgpack.decode(_parts(envelope).body, type=kind)
     except msgspec.MsgspecError as error:
@@ -89,13 +89,13 @@ def peek(envelope: bytes, kind: type[Body]) -> Body:
 
 
 def unseal(envelope: bytes, kind: type[Body], key: Public | None) -> Body:
-    """What an envelope says.
+    """The body of an envelope, verified.
 
     Raises:
         WireError: it is malformed, or not signed by the owner of `key`.
     """
     body, signature = (parts := _parts(envelope)).body, parts.signature
-    if key is not None and not key.vouches(_domain(kind) + body, signature):
+    if key is not None and not key.verifies(_domain(kind) + body, signature):
         raise WireError("the signature is not that of the expected sender.")
     return peek(envelope, kind)
 

@@ -36,7 +36,7 @@ FROM_JOB = "job"
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """Who a node is, and what it brings.
+    """The settings of a node.
 
     Attributes:
         server: host:port of the server's proxy.

@@ -40,6 +40,7 @@ from fedsieve.engine import disk
 from fedsieve.engine.client import ClientRuntime, Wire
 from fedsieve.engine.mask_cache import MaskTable, Packed, remember, subset
 from fedsieve.engine.requests import (
+    REQUESTS,
     EvaluateOwn,
     Failure,
     Kinds,
@@ -49,7 +50,6 @@ from fedsieve.engine.requests import (
     Request,
     Response,
     Train,
-    decode,
     encode,
 )
 from fedsieve.engine.store import ClientStore, Receipt, Stores, open_stores
@@ -69,7 +69,7 @@ class Opened(NamedTuple):
 
 
 class Memory(msgspec.Struct, frozen=True, array_like=True):
-    """What messages may refer to, and the newest call that was answered."""
+    """What a node remembers: the newest call, and what messages may refer to."""
 
     newest: tuple[int, int] = (0, 0)  # session, round
     schemas: tuple[bytes, ...] = ()
@@ -120,7 +120,7 @@ class NodeServer:
         self._taken = ""  # the job this node takes part in
 
     def answer(self, envelope: bytes) -> bytes:
-        """The answer to a call; whatever goes wrong is part of it.
+        """Answer a call; an error is answered too.
 
         Raises:
             WireError: the envelope is not a call that the server has signed.
@@ -163,7 +163,7 @@ class NodeServer:
             log.info("takes part in job %s", call.job)
             self._taken = call.job
         work = self._opened(call.job, folder)
-        request: Request = decode(call.work, Kinds(Receipt, work.server_kind))
+        request = REQUESTS.decode(call.work, Kinds(Receipt, work.server_kind))
         work.runtime.learn(memory.schemas)
         held = {number: Packed(bits, size) for number, bits, size in memory.masks}
         response = work.runtime.handle(self._filled(request, work, held))
@@ -203,7 +203,7 @@ class NodeServer:
         return self._work[job]
 
     def _state(self, work: _Work, version: int) -> tuple[Any, Params]:
-        """State and residual as of a round; of what a method does not keep, nothing is needed."""
+        """The client's state and residual as of a round."""
         versions = {self._client: version} if version else {}
         for store in work.kept:
             store.restore(versions)

@@ -61,7 +61,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """How nodes reach the server, and what it asks of them.
+    """The settings of a server.
 
     Attributes:
         certs: the server's folder of `fedsieve cert`; None is a trial without TLS on loopback.

@@ -1,4 +1,4 @@
-"""Versions of what is used beyond its public interface."""
+"""Checks versions of packages whose private interfaces are used."""
 
 from collections.abc import Sequence
 from importlib.metadata import version

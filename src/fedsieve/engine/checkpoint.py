@@ -20,7 +20,7 @@ RECORDS = ("supports", "messages")  # for reports and `inspect`; a run goes on w
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What stands beside the server's tensors in a checkpoint."""
+    """A checkpoint without the server's tensors."""
 
     done: int
     caches: dict[str, tuple[list[int], list[int], list[int]]] = msgspec.field(name="links")
@@ -86,7 +86,7 @@ class CheckpointFolder:
         return (self.path / manifest.NAME).exists()
 
     def marks(self) -> dict[str, Mark]:
-        """Of all files it stands on, by name.
+        """Marks of all files that it needs, by name.
 
         Raises:
             ResumeError: its manifest is missing or not whole.

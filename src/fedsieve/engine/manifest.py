@@ -1,4 +1,4 @@
-"""Proof that files are as they were written: lengths and hashes, in a list that proves itself.
+"""Manifests: lengths and hashes of files, in a list that ends in its own hash.
 
     fedsieve manifest 1
     <hash> <bytes> <file>        one line a file; of a file that grows, what it began with

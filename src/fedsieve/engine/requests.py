@@ -8,7 +8,18 @@ encoded: types and bounds are checked, and the error names the field.
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_type_hints,
+)
 
 import msgspec
 import safetensors
@@ -144,6 +155,7 @@ class Tallies(NamedTuple):
 Request: TypeAlias = Train | Observe | Evaluate | EvaluateOwn
 Response: TypeAlias = Reply | Observed | Refusal | Failure | Tallies
 Message: TypeAlias = Request | Response
+M = TypeVar("M", Request, Response)
 Executor: TypeAlias = Callable[[Iterable[Request]], Generator[Response, None, None]]
 
 
@@ -154,8 +166,8 @@ def who(request: Request) -> int:
     return request.client
 
 
-def for_keeper(request: Request) -> Request:
-    """The request for a client that keeps schemas and masks itself: masks are named, not sent."""
+def for_node(request: Request) -> Request:
+    """The request for a node, which keeps schemas and masks itself: masks are named, not sent."""
     if isinstance(request, Train | Observe):
         return request._replace(schema=b"", masks=dict.fromkeys(request.masks))
     return request
@@ -219,46 +231,54 @@ def parts(
         yield packed[name][1]
 
 
-def decode(encoded: Encoded, kinds: Kinds) -> Any:
-    """The message in `encoded`, complete in itself.
+class Decoder(Generic[M]):
+    """Decodes messages of some kinds; no other one is read."""
 
-    Raises:
-        WireError: it is not a message, or its values are impossible.
-    """
-    blobs = iter(encoded.blobs)
-    message = read(encoded.header, blobs, kinds)
-    if next(blobs, None) is not None:
-        raise WireError(f"{type(message).__name__}: more blobs than it has fields for.")
-    return message
+    def __init__(self, *kinds: Any) -> None:
+        self._tables = {_TABLES[kind].header: _TABLES[kind] for kind in kinds}
+        self._headers = msgspec.msgpack.Decoder(Union[tuple(self._tables)])  # noqa: UP007
 
+    def decode(self, encoded: Encoded, kinds: Kinds) -> M:
+        """The message in `encoded`, complete in itself.
 
-def read(header: bytes, blobs: Iterator[bytes], kinds: Kinds, held: Held | None = None) -> Any:
-    """The message with this header, from a sender that leaves out what is `held`.
+        Raises:
+            WireError: it is not a message, or its values are impossible.
+        """
+        blobs = iter(encoded.blobs)
+        message = self.read(encoded.header, blobs, kinds)
+        if next(blobs, None) is not None:
+            raise WireError(f"{type(message).__name__}: more blobs than it has fields for.")
+        return message
 
-    Blobs are taken from the iterator as they are needed, and `held` is brought up to date.
+    def read(
+        self, header: bytes, blobs: Iterator[bytes], kinds: Kinds, held: Held | None = None
+    ) -> M:
+        """The message with this header, from a sender that leaves out what is `held`.
 
-    Raises:
-        WireError: it is not a message, or its values are impossible.
-    """
-    try:
-        slots = _DECODER.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise WireError(f"not a request or response: {_named(str(error), header)}.") from error
-    table = _BY_HEADER[type(slots)]
-    values = list(msgspec.structs.astuple(slots))
-    for place, name, role in table.blobs:
-        where, slot = f"{table.kind.__name__}.{name}", values[place]
-        if role.is_shared and slot is False:
-            if held is None or name not in held:
-                raise WireError(f"{where}: it was not sent.")
-            values[place] = held[name]
-            continue
-        values[place] = value = _unpacked(where, role, slot, blobs, kinds)
-        if role.is_shared and held is not None:
-            held[name] = value
-    message = table.kind._make(values)
-    _check(message)
-    return message
+        Blobs are taken from the iterator as they are needed, and `held` is brought up to date.
+
+        Raises:
+            WireError: it is not a message, or its values are impossible.
+        """
+        try:
+            slots = self._headers.decode(header)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise WireError(f"not what was expected: {_named(str(error), header)}.") from error
+        table = self._tables[type(slots)]
+        values = list(msgspec.structs.astuple(slots))
+        for place, name, role in table.blobs:
+            where, slot = f"{table.kind.__name__}.{name}", values[place]
+            if role.is_shared and slot is False:
+                if held is None or name not in held:
+                    raise WireError(f"{where}: it was not sent.")
+                values[place] = held[name]
+                continue
+            values[place] = value = _unpacked(where, role, slot, blobs, kinds)
+            if role.is_shared and held is not None:
+                held[name] = value
+        message: M = table.kind._make(values)
+        _check(message)
+        return message
 
 
 def check_answer(request: Request, response: Response, number: int) -> None:
@@ -266,8 +286,7 @@ def check_answer(request: Request, response: Response, number: int) -> None:
     answers: dict[type, type] = {Train: Reply, Observe: Observed}
     expected = answers.get(type(request), Tallies)
     if not isinstance(response, Refusal | Failure | expected):
-        kinds = type(response).__name__, type(request).__name__
-        raise WireError("{} is no answer to {}.".format(*kinds))
+        raise WireError(f"{type(response).__name__} is no answer to {type(request).__name__}.")
     client = request.client if isinstance(response, Tallies) else who(request)
     if response.client != client:
         raise WireError(f"it speaks for client {response.client}, {client} was asked.")
@@ -305,17 +324,16 @@ def _role(hint: Any) -> Blob | None:
     return next((mark for mark in marks if isinstance(mark, Blob)), None)
 
 
-# In the header stands for a blob whether it follows; not so are shared ones that are held, and
-# empty trees. A payload has the sizes of its parts there, and a receipt needs no blob.
+# A slot says whether a blob follows: none does for a shared value that is held, or an empty tree.
+# That of a payload has the sizes of its parts, and that of a receipt all of it.
 _SLOTS: dict[str, Any] = {
     "payload": tuple[Amount, Amount, Amount],
     "state": bool | tuple[Amount, Annotated[bytes, Meta(min_length=16, max_length=16)]],
 }
-_KINDS: tuple[Any, ...] = get_args(Request) + get_args(Response)
-_TABLES = {kind: _table(kind) for kind in _KINDS}
-_BY_HEADER = {table.header: table for table in _TABLES.values()}
+_TABLES = {kind: _table(kind) for kind in get_args(Request) + get_args(Response)}
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Union[tuple(_BY_HEADER)])  # noqa: UP007 - made of a tuple
+REQUESTS: Decoder[Request] = Decoder(*get_args(Request))
+RESPONSES: Decoder[Response] = Decoder(*get_args(Response))
 
 
 def _slot(role: Blob, value: Any) -> Any:
@@ -368,7 +386,7 @@ def _receipt(where: str, slot: Any, kind: Any) -> Receipt:
     return Receipt(version, torch.tensor(list(digest), dtype=torch.uint8))
 
 
-def _check(message: Message) -> None:
+def _check(message: object) -> None:
     """Raise WireError where values do not go together, or are no possible ones."""
     if isinstance(message, Reply) and not all(0 <= count < _MOST for count in message.flops):
         raise WireError(f"Reply.flops: {tuple(message.flops)} are impossible.")
@@ -385,7 +403,8 @@ def _named(error: str, header: bytes) -> str:
     """The error of a header with the name of its field in place of the number."""
     place = re.search(r"\$\[(\d+)\]", error)
     try:
-        tag = msgspec.msgpack.decode(msgspec.msgpack.decode(header, type=_Items)[0])
+        items = msgspec.msgpack.decode(header, type=_Items)
+        tag = msgspec.msgpack.decode(items[0], type=str)
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError):
         return error
     fields = {kind.__name__: kind._fields for kind in _TABLES}.get(tag)

@@ -67,7 +67,7 @@ class RunFolder:
 
     @contextmanager
     def opened(self, config_text: str, *, resume: bool) -> Iterator[None]:
-        """Keep the configuration that gives the run as it will be, and other processes out.
+        """Lock the folder for this process, and write the configuration of a new run.
 
         Raises:
             ResumeError: a run is to start afresh in a folder in use, and no result is written over;

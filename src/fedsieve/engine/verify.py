@@ -1,4 +1,4 @@
-"""What of a run folder is whole, file by file, and what a run can go on from."""
+"""Verification of a run folder, file by file, and of what a run can resume from."""
 
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -32,7 +32,7 @@ class Check(msgspec.Struct, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """What a run folder is worth.
+    """The state of a run folder.
 
     Attributes:
         is_whole: every file that a manifest names is as it was written.
@@ -50,7 +50,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 
 def verify(folder: Path) -> Verdict:
-    """Hold every file of a run against what its manifests say.
+    """Check every file of a run against its manifests.
 
     Raises:
         DataError: it is not a run folder.

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Fleet:
-    """What a node asks of a SuperLink.
+    """A node's calls to a SuperLink.
 
     Args:
         server: host:port.
@@ -93,7 +93,7 @@ class Fleet:
         self._node = None
 
     def leave(self) -> None:
-        """Say good-bye."""
+        """Disconnect."""
         self._stop.set()
         try:
             if self._node is not None:

@@ -129,7 +129,7 @@ class SuperLink:
         return up, down
 
     def control(self) -> flwr.ControlHttpClient:
-        """What an operator may ask."""
+        """A client of the control interface."""
         return flwr.control(self.address, self.ca)
 
     def _token(self, run: int) -> str:

@@ -17,6 +17,8 @@ import torch
 from fedsieve.core.errors import ConfigError, WireError
 from fedsieve.engine.client import ClientRuntime
 from fedsieve.engine.requests import (
+    REQUESTS,
+    RESPONSES,
     Evaluate,
     EvaluateOwn,
     Failure,
@@ -26,7 +28,6 @@ from fedsieve.engine.requests import (
     Request,
     Response,
     parts,
-    read,
     who,
 )
 
@@ -112,8 +113,8 @@ class _Worker:
             _send(self.connection, parts(request, packed, self._held))
 
     def receive(self) -> Response:
-        response: Response = _receive(self.connection, self._kinds)
-        return response
+        pipe = self.connection
+        return RESPONSES.read(pipe.recv_bytes(), iter(pipe.recv_bytes, None), self._kinds)
 
     def close(self) -> None:
         self.connection.close()
@@ -131,7 +132,9 @@ def _serve(pipe: Connection, parents: Connection, runtime: ClientRuntime, kinds:
     held = Held()
     while True:
         try:
-            _send(pipe, parts(runtime.handle(_receive(pipe, kinds, held))))
+            blobs = iter(pipe.recv_bytes, None)
+            request = REQUESTS.read(pipe.recv_bytes(), blobs, kinds, held)
+            _send(pipe, parts(runtime.handle(request)))
         except (EOFError, OSError):
             return
 
@@ -139,7 +142,3 @@ def _serve(pipe: Connection, parents: Connection, runtime: ClientRuntime, kinds:
 def _send(pipe: Connection, message: Iterator[bytes]) -> None:
     for _ in map(pipe.send_bytes, message):  # no part is kept while the next one is made
         pass
-
-
-def _receive(pipe: Connection, kinds: Kinds, held: Held | None = None) -> Any:
-    return read(pipe.recv_bytes(), iter(pipe.recv_bytes, None), kinds, held)
