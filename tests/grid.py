@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
@@ -12,8 +13,23 @@ from fedsieve.deploy.flower.transport import pack, unpack
 from fedsieve.deploy.node import Node, open_job
 from fedsieve.deploy.node_server import NodeServer
 from fedsieve.deploy.server import hello_of
+from fedsieve.engine.requests import RESPONSES, Encoded, Kinds, encode
+from fedsieve.engine.store import Receipt
 
 JOB = "0" * 32
+
+
+def kind_of(encoded):
+    """The name of the request or response in a call or an answer; "" if it holds none."""
+    return msgspec.msgpack.decode(encoded.header)[0] if isinstance(encoded, Encoded) else ""
+
+
+def response_of(answer):
+    return RESPONSES.decode(answer.result, Kinds(Receipt))
+
+
+def with_response(answer, response):
+    return msgspec.structs.replace(answer, result=encode(response))
 
 
 class LocalGrid(Grid):
@@ -64,7 +80,7 @@ class LocalGrid(Grid):
         raise NotImplementedError
 
 
-def desks(job, folder: Path, keys=None, server=None):
+def node_servers(job, folder: Path, keys=None, server=None):
     """A node_server for every client of a job, with the job's own data."""
     found = {}
     for client in range(job.federation.num_clients):

@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from fedsieve.core import keys
 from fedsieve.core.errors import DataError
 from fedsieve.core.keys import fold
-from fedsieve.engine.client import ClientRuntime, Executor
+from fedsieve.engine.client import ClientRuntime
 from fedsieve.engine.executors.inline import Inline
 from fedsieve.engine.executors.pool import Pool
 from fedsieve.engine.plan import Plan
+from fedsieve.engine.requests import Executor
 from fedsieve.engine.rounds import Rounds
 from fedsieve.engine.store import open_stores
 from fedsieve.jobs.config import make

@@ -98,8 +98,8 @@ def test_a_port_in_use_is_named(cli, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_data_that_is_elsewhere_cannot_be_trained_on_here(cli):
-    form = "elsewhere(owners=2, shape=[4], outputs=2)"
+def test_remote_data_cannot_be_trained_on_here(cli):
+    form = "remote(owners=2, shape=[4], outputs=2)"
     code, _, err = cli("run", "--dataset", form, "--rounds", "1")
     assert code == 2
     assert "fedsieve deploy" in err

@@ -1,4 +1,4 @@
-"""The gate: who says nothing is not waited for, and who waits for messages gets them at once."""
+"""The proxy: who says nothing is not waited for, and who waits for messages gets them at once."""
 
 import json
 import socket
@@ -15,14 +15,14 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 import httpx
 import msgspec
 
-from fedsieve.deploy import proxy as gate
-from fedsieve.deploy.processes import Children, free_port, gate_command
+from fedsieve.deploy import proxy
+from fedsieve.deploy.processes import Children, free_port, proxy_command
 
 PATIENCE = 2.0
 
 
 class Behind(ThreadingHTTPServer):
-    """What is behind the gate: it answers with `waiting`, and counts."""
+    """What is behind the proxy: it answers with `waiting`, and counts."""
 
     waiting, calls = b"", 0
 
@@ -48,14 +48,14 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory):
-    folder, behind = tmp_path_factory.mktemp("gate"), Behind()
-    settings = gate.Settings(
+    folder, behind = tmp_path_factory.mktemp("proxy"), Behind()
+    settings = proxy.Settings(
         host="127.0.0.1", port=free_port(), superlink=f"127.0.0.1:{behind.server_port}",
         patience=PATIENCE, traffic=str(folder / "tcp.json"), news=str(folder / "news"),
     )  # fmt: skip
-    (folder / "gate.json").write_bytes(msgspec.json.encode(settings))
+    (folder / "proxy.json").write_bytes(msgspec.json.encode(settings))
     with Children() as children:
-        children.keep(gate_command(folder / "gate.json"), folder / "gate.log", folder)
+        children.keep(proxy_command(folder / "proxy.json"), folder / "proxy.log", folder)
         end = time.monotonic() + 60
         while socket.socket().connect_ex(("127.0.0.1", settings.port)):
             assert time.monotonic() < end

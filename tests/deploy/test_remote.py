@@ -18,56 +18,47 @@ from flwr.app import Error, Message
 
 from fedsieve.core.errors import ConfigError, RoundError, WireError
 from fedsieve.core.keys import fold
-from fedsieve.core.message import Params
 from fedsieve.deploy import dispatch, open_calls
 from fedsieve.deploy.dispatch import Remote
-from fedsieve.deploy.envelope import (
-    Answer,
-    Call,
-    Failed,
-    Hello,
-    Here,
-    Scored,
-    TrainCall,
-    Trained,
-    peek,
-    seal,
-)
+from fedsieve.deploy.envelope import Answer, Call, Hello, Here, UnknownJob, peek, seal
 from fedsieve.deploy.flower.private import ErrorCode, NodeInfo
-from fedsieve.deploy.flower.transport import GridCarrier
+from fedsieve.deploy.flower.transport import GridTransport
 from fedsieve.deploy.node import Node, claimed, open_job
 from fedsieve.deploy.node_server import NodeServer
 from fedsieve.deploy.open_calls import LostError
 from fedsieve.deploy.server import hello_of, receipts
 from fedsieve.deploy.signature import fresh_key
 from fedsieve.engine import blob
+from fedsieve.engine.requests import Encoded, Failure, Reply, Share, Train, encode
 from fedsieve.engine.run_folder import RunFolder
+from fedsieve.engine.store import Receipt
 from fedsieve.jobs import api
 from fedsieve.jobs.api import Watcher
 from fedsieve.jobs.config import make, to_toml
 from fedsieve.jobs.engine import Engine
 from fedsieve.jobs.job import build
-from grid import LocalGrid, desks, terms_of
+from fedsieve.metrics.macs import Macs
+from grid import LocalGrid, kind_of, node_servers, response_of, terms_of, with_response
 from small import small_job, steady
 
 
 class Deployed:
-    """A job on desks in this process; `change(client, call, envelope)` may tamper with answers."""
+    """A job on nodes in this process; `change(client, call, envelope)` may tamper with answers."""
 
-    def __init__(self, job, folder, change=None, transport=GridCarrier, **terms):
+    def __init__(self, job, folder, change=None, transport=GridTransport, **terms):
         self.job, self.folder, self.terms, self.transport = job, folder, terms, transport
-        keys, nodes = terms.pop("keys", None), terms.pop("desks", None)
+        keys, nodes = terms.pop("keys", None), terms.pop("servers", None)
         if keys:
             self.terms |= {"key": keys["server"], "nodes": {c: keys[c].public for c in range(3)}}
         server = keys["server"].public if keys else None
-        self.desks = nodes or desks(job, folder / "nodes", keys, server)
+        self.servers = nodes or node_servers(job, folder / "nodes", keys, server)
         self.grid = LocalGrid(
-            {100 + client: self.answering(client, change) for client in self.desks}
+            {100 + client: self.answering(client, change) for client in self.servers}
         )
 
     def answering(self, client, change):
         def answer(envelope):
-            good = self.desks[client].answer(envelope)
+            good = self.servers[client].answer(envelope)
             return change(client, peek(envelope, Call), good) if change else good
 
         return answer
@@ -95,7 +86,7 @@ def stateful(**more):
 
 
 def is_training(call, number):
-    return isinstance(call.work, TrainCall) and call.round == number
+    return kind_of(call.work) == "Train" and call.round == number
 
 
 def keys():
@@ -115,6 +106,12 @@ def test_a_lost_reply_leaves_the_state_of_a_client_that_was_absent(tmp_path):
     assert here.summary.model_hash != absent(job, []).summary.model_hash
 
 
+def changed(good, change):
+    """The answer in an envelope with another response."""
+    answer = peek(good, Answer)
+    return with_response(answer, change(response_of(answer)))
+
+
 FORGERIES = {
     "garbage": lambda good, all_keys: b"\x93\x01garbage",
     "empty": lambda good, all_keys: b"x",
@@ -127,10 +124,7 @@ FORGERIES = {
         msgspec.structs.replace(peek(good, Answer), call=bytes(16)), all_keys[1]
     ),
     "counted wrong": lambda good, all_keys: seal(
-        msgspec.structs.replace(
-            peek(good, Answer),
-            result=msgspec.structs.replace(peek(good, Answer).result, parts=(0, 0, 1)),
-        ),
+        changed(good, lambda r: r._replace(up=r.up._replace(value_bytes=r.up.value_bytes + 1))),
         all_keys[1],
     ),
     "too large": lambda good, all_keys: good + bytes(300_000),
@@ -165,7 +159,7 @@ def test_an_old_answer_sent_again_does_not_count(tmp_path):
     assert there.summary.model_hash == absent(job, there.rows).summary.model_hash
 
 
-class Leaky(GridCarrier):
+class Leaky(GridTransport):
     """Loses the connection with everything under way on every third pull."""
 
     pulls = 0
@@ -199,10 +193,10 @@ def test_a_server_that_starts_again_finds_the_states_of_its_checkpoint(tmp_path)
                 raise KeyboardInterrupt
         return good
 
-    broken = Deployed(job, tmp_path, stop, desks=first.desks)
+    broken = Deployed(job, tmp_path, stop, servers=first.servers)
     cut = broken.play(tmp_path / "run")
     assert cut.summary.status == "after round 3 of 5"
-    whole = Deployed(job, tmp_path, desks=first.desks, session=2).play(
+    whole = Deployed(job, tmp_path, servers=first.servers, session=2).play(
         tmp_path / "run", resume=True
     )
     assert whole.summary.failed == 0
@@ -210,42 +204,43 @@ def test_a_server_that_starts_again_finds_the_states_of_its_checkpoint(tmp_path)
 
 
 def train_call(number, version=0, session=1, client=1):
-    work = TrainCall(version, b"", (), (), 5)
-    return Call("0" * 32, session, number, client, work)
+    receipt = Receipt(version, torch.zeros(16, dtype=torch.uint8))
+    work = Train(client, b"", b"", frozenset(), {}, receipt, {}, fold(5), number)
+    return Call("0" * 32, session, number, client, encode(work))
 
 
 @pytest.fixture
 def node_server(tmp_path):
     job = stateful()
-    found = desks(job, tmp_path)[1]
+    server = node_servers(job, tmp_path)[1]
     hello = Call("0" * 32, 1, 0, -1, terms_of(job).hello)
-    found.answer(seal(hello, None))
-    return found
+    server.answer(seal(hello, None))
+    return server
 
 
 def result_of(node_server, call):
-    return peek(node_server.answer(seal(call, None)), Answer).result
+    answer = peek(node_server.answer(seal(call, None)), Answer)
+    return response_of(answer) if isinstance(answer.result, Encoded) else answer.result
 
 
 def test_a_round_that_is_over_is_not_trained_again(node_server):
-    assert isinstance(result_of(node_server, train_call(3)), Trained)
+    assert isinstance(result_of(node_server, train_call(3)), Reply)
     assert "round 2 is over" in result_of(node_server, train_call(2)).error
-    assert isinstance(
-        result_of(node_server, train_call(2, session=2)), Trained
-    )  # the server went back
+    back = result_of(node_server, train_call(2, session=2))
+    assert isinstance(back, Reply)  # the server went back
 
 
 def test_a_call_that_is_repeated_gives_the_same_state(node_server):
     first, second = (result_of(node_server, train_call(1)) for _ in range(2))
-    assert first.digest == second.digest
+    assert first.state.digest.equal(second.state.digest)
 
 
 def test_the_server_names_the_version_and_others_are_dropped(node_server, tmp_path):
     one = result_of(node_server, train_call(1))
     lost = result_of(node_server, train_call(2, version=1))
     again = result_of(node_server, train_call(3, version=1))
-    assert one.digest != lost.digest
-    assert again.digest == lost.digest  # both start from version 1, with the same key
+    assert not one.state.digest.equal(lost.state.digest)
+    assert again.state.digest.equal(lost.state.digest)  # both from version 1, same key
     kept = sorted(path.stem for path in (tmp_path / "1").glob("jobs/*/states/*"))
     assert kept == ["0000001-0000001", "0000001-0000003"]
 
@@ -260,12 +255,12 @@ def test_a_state_that_is_gone_is_not_replaced_by_a_fresh_one(node_server, tmp_pa
 def test_calls_for_others_and_of_unknown_jobs_are_refused(node_server):
     assert "for client 2" in result_of(node_server, train_call(1, client=2)).error
     stranger = msgspec.structs.replace(train_call(1), job="f" * 32)
-    assert result_of(node_server, stranger) == Failed("the job is not known here", is_stranger=True)
+    assert result_of(node_server, stranger) == UnknownJob()
     outside = msgspec.structs.replace(train_call(1), job="../../../etc")
     assert "hexadecimal" in result_of(node_server, outside).error
 
 
-def test_a_desk_with_keys_hears_only_the_server(tmp_path):
+def test_a_node_with_keys_hears_only_the_server(tmp_path):
     signing = keys()
     node_server = NodeServer(
         1, tmp_path, lambda hello: pytest.fail("opened"), signing[1], signing["server"].public
@@ -283,7 +278,7 @@ def test_too_few_nodes_end_the_run_and_keep_what_was_done(tmp_path):
     deployed = Deployed(job, tmp_path, change, seconds=0.5)
     with pytest.raises(RoundError, match="1 of 3 clients"):
         deployed.play(tmp_path / "run")
-    assert len(RunFolder(tmp_path / "run").rows()) == 2
+    assert len(RunFolder(tmp_path / "run").records.rows()) == 2
 
 
 def test_the_first_to_answer_count_and_the_record_replays(tmp_path):
@@ -317,15 +312,15 @@ def test_owners_data_that_the_server_never_sees_gives_the_bits_of_pooled_files(t
         own = Node(server="localhost:1", client=client, data=f"npz:{tmp_path}/{client}.npz",
                    store=tmp_path / f"node-{client}")  # fmt: skip
         nodes[client] = NodeServer(client, own.store, lambda hello, own=own: open_job(own, hello))
-    form = "elsewhere(owners=3, shape=[6], outputs=3)"
+    form = "remote(owners=3, shape=[6], outputs=3)"
     job = build(make(common | {"dataset": form}))
-    there = Deployed(job, tmp_path, desks=nodes).play()
+    there = Deployed(job, tmp_path, servers=nodes).play()
     assert there.summary.model_hash == here.summary.model_hash
     assert steady(there.rows) == steady(here.rows)
 
 
 def test_an_outage_longer_than_a_round_fails_nobody(tmp_path):
-    class Slow(GridCarrier):
+    class Slow(GridTransport):
         is_lost = False
 
         def pull(self, messages):
@@ -344,9 +339,9 @@ def test_an_outage_longer_than_a_round_fails_nobody(tmp_path):
 
 
 FIGURES = {
-    "too many sums": lambda tallies: {"tallies": torch.ones(1, 7, dtype=torch.float64)},
-    "flat": lambda tallies: {"tallies": tallies[0, :1]},
-    "of another type": lambda tallies: {"tallies": tallies.float()},
+    "too many sums": lambda tallies: {"tensor": torch.ones(1, 7, dtype=torch.float64)},
+    "flat": lambda tallies: {"tensor": tallies[0, :1]},
+    "of another type": lambda tallies: {"tensor": tallies.float()},
     "missing": lambda tallies: {"other": tallies},
 }
 
@@ -355,11 +350,11 @@ FIGURES = {
 def test_figures_that_do_not_fit_are_left_out_of_the_evaluation(figures, tmp_path):
     def change(client, call, good):
         answer = peek(good, Answer)
-        if client != 1 or not isinstance(answer.result, Scored):
+        if client != 1 or kind_of(answer.result) != "Tallies":
             return good
-        tallies = blob.unpack(Params, answer.result.tallies)["tallies"]
-        forged = Scored(blob.pack(FIGURES[figures](tallies)), {})
-        return seal(msgspec.structs.replace(answer, result=forged), None)
+        forged = blob.pack(FIGURES[figures](response_of(answer).tallies))
+        result = msgspec.structs.replace(answer.result, blobs=(forged,))
+        return seal(msgspec.structs.replace(answer, result=result), None)
 
     job = small_job(method="fedavg", clients=3, cohort=3, rounds=2)
     there = Deployed(job, tmp_path, change).play(tmp_path / "run")
@@ -372,10 +367,9 @@ def test_figures_that_do_not_fit_are_left_out_of_the_evaluation(figures, tmp_pat
 def test_densities_of_tensors_that_a_model_does_not_have_do_not_stop_the_run(tmp_path):
     def change(client, call, good):
         answer = peek(good, Answer)
-        if client != 1 or not isinstance(answer.result, Scored):
+        if client != 1 or kind_of(answer.result) != "Tallies":
             return good
-        forged = msgspec.structs.replace(answer.result, shares={"nonsense": (0.5, 7)})
-        return seal(msgspec.structs.replace(answer, result=forged), None)
+        return seal(changed(good, lambda r: r._replace(shares={"nonsense": Share(0.5, 7)})), None)
 
     job = stateful(rounds=2)
     there = Deployed(job, tmp_path, change).play()
@@ -386,15 +380,15 @@ def test_densities_of_tensors_that_a_model_does_not_have_do_not_stop_the_run(tmp
 def test_densities_that_no_model_has_do_not_reach_the_rows(density, tmp_path):
     def change(client, call, good):
         answer = peek(good, Answer)
-        if client != 1 or not isinstance(answer.result, Scored) or not answer.result.shares:
+        if client != 1 or kind_of(answer.result) != "Tallies":
             return good
-        shares = {name: (density, size) for name, (_, size) in answer.result.shares.items()}
-        forged = msgspec.structs.replace(answer.result, shares=shares)
-        return seal(msgspec.structs.replace(answer, result=forged), None)
+        response = response_of(answer)
+        shares = {name: Share(density, size) for name, (_, size) in response.shares.items()}
+        return seal(with_response(answer, response._replace(shares=shares)), None)
 
     job = stateful(rounds=2)
     Deployed(job, tmp_path, change).play(tmp_path / "run")
-    rows = RunFolder(tmp_path / "run").rows()
+    rows = RunFolder(tmp_path / "run").records.rows()
     assert [row.density for row in rows] == [1.0, 1.0]
 
 
@@ -430,7 +424,7 @@ def test_owners_data_is_scaled_as_the_job_says(tmp_path):
     labels = np.arange(20) % 2
     np.savez(tmp_path / "a.npz", x=pixels, y=labels, x_test=pixels, y_test=labels)
     own = Node(server="localhost:1", client=0, data=f"npz:{tmp_path}/a.npz", store=tmp_path)
-    form = "elsewhere(owners=1, shape=[8, 8, 1], outputs=2)"
+    form = "remote(owners=1, shape=[8, 8, 1], outputs=2)"
     for how in ("unit", "raw255"):
         job = build(make({"dataset": form, "input_scale": how}))
         opened = open_job(own, hello_of(job))
@@ -441,11 +435,9 @@ def test_owners_data_is_scaled_as_the_job_says(tmp_path):
 
 def test_figures_that_no_row_can_hold_are_a_failure(tmp_path):
     def change(client, call, good):
-        answer = peek(good, Answer)
         if client != 1 or not is_training(call, 1):
             return good
-        forged = msgspec.structs.replace(answer.result, macs=(2**63, 0, 0))
-        return seal(msgspec.structs.replace(answer, result=forged), None)
+        return seal(changed(good, lambda r: r._replace(macs=Macs(2**63, 0, 0))), None)
 
     job = stateful(rounds=2)
     there = Deployed(job, tmp_path, change).play(tmp_path / "run")
@@ -464,7 +456,7 @@ def test_an_owner_whose_data_cannot_be_loaded_says_so_and_stays(tmp_path):
 
     node_server = NodeServer(1, tmp_path, broken)
     hello = Call("0" * 32, 1, 0, -1, terms_of(stateful()).hello)
-    assert result_of(node_server, hello) == Failed("KeyError: 'no such column'")
+    assert result_of(node_server, hello) == Failure(1, "KeyError: 'no such column'")
 
 
 def test_a_store_is_of_one_client_and_one_process(tmp_path):
@@ -479,7 +471,7 @@ def test_a_client_that_never_answers_is_named_with_the_way_out(tmp_path, caplog)
     caplog.set_level(logging.WARNING, "fedsieve")
 
     def change(client, call, good):
-        return None if client == 1 and isinstance(call.work, TrainCall) and call.round < 6 else good
+        return None if client == 1 and kind_of(call.work) == "Train" and call.round < 6 else good
 
     job = stateful(rounds=7)
     there = Deployed(job, tmp_path, change, seconds=0.3).play()
@@ -496,7 +488,7 @@ def test_a_client_that_never_answers_is_greeted_anew(tmp_path):
 
     def change(client, call, good):
         greeted.extend([client] if isinstance(call.work, Hello) else [])
-        return None if client == 1 and isinstance(call.work, TrainCall) and call.round < 4 else good
+        return None if client == 1 and kind_of(call.work) == "Train" and call.round < 4 else good
 
     Deployed(stateful(rounds=5), tmp_path, change, seconds=0.3).play()
     assert sorted(greeted) == [0, 1, 1, 2]
@@ -575,8 +567,8 @@ def test_a_wrong_client_number_is_told_to_the_node_in_words(tmp_path, caplog):
     wrong = NodeServer(
         0, own.store, lambda hello: open_job(own, hello), signing[1], signing["server"].public
     )
-    honest = desks(job, tmp_path / "nodes", signing, signing["server"].public)
-    deployed = Deployed(job, tmp_path, keys=signing, desks={0: honest[0], 1: wrong, 2: honest[2]})
+    honest = node_servers(job, tmp_path / "nodes", signing, signing["server"].public)
+    deployed = Deployed(job, tmp_path, keys=signing, servers={0: honest[0], 1: wrong, 2: honest[2]})
     there = deployed.play()
     assert there.rows[0].lost == [1]
     told = [r.getMessage() for r in caplog.records if "does not take this node" in r.getMessage()]
@@ -587,7 +579,7 @@ def test_a_wrong_client_number_is_told_to_the_node_in_words(tmp_path, caplog):
     assert len(parts) == 2  # the two that do
 
 
-class Restarted(GridCarrier):
+class Restarted(GridTransport):
     """A SuperLink that has forgotten all: nodes come back a little later, under other numbers."""
 
     is_lost, back_at = False, 0.0

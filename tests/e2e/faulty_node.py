@@ -10,7 +10,7 @@ import sys
 import time
 
 from fedsieve.cli.app import main
-from fedsieve.deploy.envelope import Call, TrainCall, peek
+from fedsieve.deploy.envelope import Call, peek
 from fedsieve.deploy.node_server import NodeServer
 from fedsieve.engine.client import ClientRuntime
 
@@ -30,7 +30,7 @@ def faulty_train(self, request):
 
 def faulty_answer(self, envelope):
     good, call = answer(self, envelope), peek(envelope, Call)
-    if isinstance(call.work, TrainCall):
+    if b"Train" in getattr(call.work, "header", b"")[:8]:
         if faults.get("garbage") == call.round:
             del faults["garbage"]
             return b"\x93\x01garbage"

@@ -55,7 +55,7 @@ def main():
                 figures = {
                     "server_gb": largest(server.pid) / GB,
                     "superlink_gb": largest(child_of(server, "flower.private")) / GB,
-                    "gate_gb": largest(child_of(server, "deploy.proxy")) / GB,
+                    "proxy_gb": largest(child_of(server, "deploy.proxy")) / GB,
                     "node_gb": max(largest(node.pid) for node in nodes) / GB,
                     "all_nodes_gb": sum(proportional(node.pid) for node in nodes) / GB,
                 }

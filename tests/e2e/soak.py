@@ -37,7 +37,7 @@ from fedsieve.deploy.flower.server import SuperLink
 
 NODE = Path(__file__).with_name("soak_node.py")
 CLIENTS, ROUNDS, TIMEOUT = 3, 20, 60
-GATE, LINK = "deploy.proxy", "flower.private"
+PROXY, LINK = "deploy.proxy", "flower.private"
 PAUSE = (3.0, 15.0)  # seconds between faults
 PATIENCE = 900  # seconds for a job
 
@@ -101,15 +101,15 @@ class Soak:
     def stop_server(self):
         return self.pause(self.server.pid, "server", 20)
 
-    def kill_gate(self):
-        return self.kill_child(GATE, "gate")
+    def kill_proxy(self):
+        return self.kill_child(PROXY, "proxy")
 
     def kill_superlink(self):
         self.outage()
         return self.kill_child(LINK, "SuperLink")
 
-    def stop_gate(self):
-        return self.pause(child_of(self.server, GATE), "gate", 8)
+    def stop_proxy(self):
+        return self.pause(child_of(self.server, PROXY), "proxy", 8)
 
     def stop_superlink(self):
         return self.pause(child_of(self.server, LINK), "SuperLink", 8)
@@ -140,8 +140,8 @@ class Soak:
         return "20 half-open requests"
 
     FAULTS = (
-        kill_node, kill_node, stop_node, kill_server, stop_server, kill_gate, kill_superlink,
-        stop_gate, stop_superlink, stop_run, garbage, half_open,
+        kill_node, kill_node, stop_node, kill_server, stop_server, kill_proxy, kill_superlink,
+        stop_proxy, stop_superlink, stop_run, garbage, half_open,
     )  # fmt: skip
 
     def send(self, data, *, is_held):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from fedsieve.cli.app import main
-from fedsieve.deploy.envelope import Answer, Call, TrainCall, Trained, peek
+from fedsieve.deploy.envelope import Answer, Call, peek
 from fedsieve.deploy.flower.fleet import Fleet
 from fedsieve.deploy.node_server import NodeServer
 
@@ -20,8 +20,7 @@ last = {}
 
 def noted_answer(self, envelope):
     answered, call = answer(self, envelope), peek(envelope, Call)
-    is_training = isinstance(call.work, TrainCall)
-    is_good = is_training and isinstance(peek(answered, Answer).result, Trained)
+    is_good = b"Reply" in getattr(peek(answered, Answer).result, "header", b"")[:8]
     last["call"] = (call.job, call.round) if is_good else None
     return answered
 

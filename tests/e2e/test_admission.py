@@ -1,4 +1,4 @@
-"""Whoever holds only the CA's certificate gets nothing: through the gate, and through nginx."""
+"""Whoever holds only the CA's certificate gets nothing: through the proxy, and through nginx."""
 
 import shutil
 import ssl
@@ -25,11 +25,11 @@ from fedsieve.deploy import proxy
 from fedsieve.deploy.certificates import make_all
 from fedsieve.deploy.flower.reasons import reason_of
 from fedsieve.deploy.flower.server import SuperLink
-from fedsieve.deploy.flower.transport import GridCarrier
+from fedsieve.deploy.flower.transport import GridTransport
 from fedsieve.deploy.processes import (
     Children,
     free_port,
-    gate_command,
+    proxy_command,
     superlink_command,
 )
 from fedsieve.deploy.signature import fresh_key, read_private
@@ -81,7 +81,7 @@ class Server:
             except httpx.TransportError:  # the door is not open yet
                 assert time.monotonic() < end
                 time.sleep(0.2)
-        self.transport = GridCarrier(self.link.connect)
+        self.transport = GridTransport(self.link.connect)
 
     def fleet(self, key):
         """A node's own client, through the door."""
@@ -94,14 +94,14 @@ class Server:
         )
 
 
-def by_gate(server, folder, children, inner):
+def by_proxy(server, folder, children, inner):
     settings = proxy.Settings(
         host="127.0.0.1", port=server.port, superlink=f"127.0.0.1:{inner}",
         ca=str(server.certs / "ca.crt"), certificate=str(server.certs / "server.crt"),
         key=str(server.certs / "server.key"), limit_bytes=10**6, traffic=str(folder / "tcp.json"),
     )  # fmt: skip
     (folder / "proxy.json").write_bytes(msgspec.json.encode(settings))
-    children.keep(gate_command(folder / "proxy.json"), folder / "proxy.log", folder)
+    children.keep(proxy_command(folder / "proxy.json"), folder / "proxy.log", folder)
 
 
 def by_nginx(server, folder, children, inner):
@@ -120,7 +120,7 @@ def by_nginx(server, folder, children, inner):
     children.keep(command, folder / "nginx.log", folder)
 
 
-@pytest.fixture(scope="module", params=[by_gate, by_nginx])
+@pytest.fixture(scope="module", params=[by_proxy, by_nginx])
 def server(request, tmp_path_factory):
     if request.param is by_nginx and shutil.which("nginx") is None:
         pytest.skip("nginx is not installed")

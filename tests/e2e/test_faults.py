@@ -20,7 +20,7 @@ from fedsieve.deploy import proxy
 from fedsieve.deploy.processes import (
     Children,
     free_port,
-    gate_command,
+    proxy_command,
     superlink_command,
 )
 
@@ -186,7 +186,7 @@ def test_the_first_to_answer_count_and_the_record_replays_to_the_same_bits(tmp_p
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory):
-    """A SuperLink that runs already behind its gate, and nodes: they serve job after job."""
+    """A SuperLink that runs already behind its proxy, and nodes: they serve job after job."""
     folder = tmp_path_factory.mktemp("standing")
     with Deployment(folder) as deployment, Children() as children:
         certs, inner = folder / "keys" / "server", free_port()
@@ -199,7 +199,7 @@ def standing(tmp_path_factory):
             key=str(certs / "server.key"), traffic=str(folder / "tcp.json"),
         )  # fmt: skip
         (folder / "proxy.json").write_bytes(msgspec.json.encode(door))
-        children.keep(gate_command(folder / "proxy.json"), folder / "proxy.log", folder)
+        children.keep(proxy_command(folder / "proxy.json"), folder / "proxy.log", folder)
         deployment.nodes()
         yield deployment, f"127.0.0.1:{inner}"
 

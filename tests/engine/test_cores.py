@@ -50,7 +50,7 @@ def test_a_run_with_too_many_workers_has_the_bits_of_one_with_one(monkeypatch, c
         ({"method": "vardrop", "preset": "paper", "cohort": 3},
          "asks every client in every round, all 5 take part"),
         ({"method": "central", "cohort": 3}, "trains on all data in one place"),
-        ({"partition": "natural", "dataset": "elsewhere(owners=2, shape=[4], outputs=2)",
+        ({"partition": "natural", "dataset": "remote(owners=2, shape=[4], outputs=2)",
           "clients": None, "cohort": 3}, "no more than 2 clients"),
     ],
 )  # fmt: skip

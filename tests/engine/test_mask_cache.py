@@ -15,10 +15,11 @@ from fedsieve.core.keys import fold
 from fedsieve.core.method import message_types
 from fedsieve.engine import mask_cache as recalling
 from fedsieve.engine.broadcast import KEPT_SCHEMAS, ClientCache
-from fedsieve.engine.client import ClientRuntime, Refusal, Train
+from fedsieve.engine.client import ClientRuntime
 from fedsieve.engine.executors.inline import Inline
 from fedsieve.engine.executors.pool import Pool
 from fedsieve.engine.mask_cache import recall, remember
+from fedsieve.engine.requests import Refusal, Train
 from fedsieve.methods.fediter_ht import FedIterHT
 from fedsieve.wire.codec import encode
 from fedsieve.wire.schema import schema_of

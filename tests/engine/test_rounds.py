@@ -15,9 +15,10 @@ from fedsieve.core.message import Count
 from fedsieve.core.method import Cohort, Method, message_types
 from fedsieve.engine import broadcast
 from fedsieve.engine.broadcast import BroadcastEncoder, ClientCache
-from fedsieve.engine.client import ClientRuntime, Failure, Reply, Train
+from fedsieve.engine.client import ClientRuntime
 from fedsieve.engine.evaluate import evaluate
 from fedsieve.engine.executors.pool import Pool
+from fedsieve.engine.requests import Failure, Reply, Train
 from fedsieve.jobs import api
 from fedsieve.jobs.api import Watcher
 from fedsieve.methods import em, pfnm, vardrop

@@ -5,7 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fedsieve.engine.run_folder import MOST_SUPPORTS, RunFolder, kept_supports
+from fedsieve.engine.records import MOST_SUPPORTS, kept_supports
+from fedsieve.engine.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("every", [1, 10])
@@ -13,7 +14,7 @@ from fedsieve.engine.run_folder import MOST_SUPPORTS, RunFolder, kept_supports
 def test_of_many_supports_about_evenly_spread_ones_are_kept(tmp_path, count, every):
     folder = RunFolder(tmp_path)
     for number in range(every, count * every + 1, every):
-        folder.keep_support(number, {"w": torch.tensor([True, False])})
+        folder.records.keep_support(number, {"w": torch.tensor([True, False])})
     rounds = [int(path.stem) for path in kept_supports(tmp_path)]
     assert len(rounds) == MOST_SUPPORTS
     assert (rounds[0], rounds[-1]) == (every, count * every)

@@ -234,7 +234,7 @@ def test_matching_beats_the_mean_of_differently_started_networks():
         (
             {
                 "model": "lenet5_caffe",
-                "dataset": "elsewhere(owners=4, shape=[28, 28, 1], outputs=10)",
+                "dataset": "remote(owners=4, shape=[28, 28, 1], outputs=10)",
             },
             "has no bias",
         ),

@@ -182,7 +182,7 @@ def test_overlap_of_gates_is_the_soft_iou(tmp_path):
     gates = [torch.tensor([0.2, 1.0, 0.0]), torch.tensor([0.6, 0.4, 0.0])]
     folder = RunFolder(tmp_path)
     for number, gate in enumerate(gates, 1):
-        folder.keep_support(number, {"a": gate[:2], "b": gate[2:]})
+        folder.records.keep_support(number, {"a": gate[:2], "b": gate[2:]})
     rounds, matrix = figures.overlap(tmp_path)
     assert rounds == [1, 2]
     assert matrix[0][0] == matrix[1][1] == 1

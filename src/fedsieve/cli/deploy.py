@@ -47,7 +47,7 @@ def deploy(
 ) -> None:
     """Run a job on nodes that hold the data (server side).
 
-    Starts a SuperLink behind a gate, waits for the nodes, and runs the job. A run that was stopped
+    Starts a SuperLink behind a proxy, waits for the nodes, and runs the job. A run that was stopped
     or killed goes on with `--resume`.
 
     ```

@@ -79,7 +79,7 @@ def _message(found: Inspection) -> None:
 
 
 def _run(folder: Path) -> None:
-    from fedsieve.engine.run_folder import complete_lines
+    from fedsieve.engine.records import complete_lines
     from fedsieve.metrics.bytes import Sent
 
     ledger = folder / "messages.jsonl"

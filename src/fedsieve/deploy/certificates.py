@@ -23,7 +23,7 @@ _PRIVATE = 0o600
 
 
 def make_all(folder: Path, hosts: Sequence[str], nodes: int, days: int) -> None:
-    """A CA, a server and `nodes` nodes that know each other."""
+    """Write the certificates and keys of a CA, a server and `nodes` nodes."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: keys are never written over. Choose another.")
     ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
@@ -35,15 +35,15 @@ def make_all(folder: Path, hosts: Sequence[str], nodes: int, days: int) -> None:
     _write(folder / "server" / "ca.crt", _pem(ca))
     write_key(folder / "server" / "sign", signing)
     for client in range(nodes):
-        own, home = fresh_key(), folder / f"node-{client}"
-        write_key(home / "node", own)
-        _write(folder / "server" / "nodes" / f"{client}.pub", _ssh(own))
+        key, home = fresh_key(), folder / f"node-{client}"
+        write_key(home / "node", key)
+        _write(folder / "server" / "nodes" / f"{client}.pub", _ssh(key))
         _write(home / "ca.crt", _pem(ca))
         _write(home / "server.pub", _ssh(signing))
 
 
 def write_key(path: Path, key: Private) -> None:
-    """A private key, and its public part beside it as `.pub`."""
+    """Write a private key, and its public part beside it as `.pub`."""
     data = key.key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.OpenSSH,
@@ -122,7 +122,7 @@ def _write_pem(
 
 
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """A new file; a private one is never readable for others, not even for a moment."""
+    """Write a new file with the right permissions from the start."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         raise ConfigError(f"{path} exists: keys are never written over. Choose another folder.")

@@ -11,20 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fedsieve.core.errors import WireError
 from fedsieve.deploy.envelope import (
     Answer,
     Call,
-    EvaluateCall,
-    EvaluateOwnCall,
-    Failed,
     Hello,
     Here,
     Notice,
-    ObserveCall,
-    TrainCall,
+    Result,
+    UnknownJob,
     Work,
     mark,
     peek,
@@ -32,18 +28,24 @@ from fedsieve.deploy.envelope import (
     unseal,
 )
 from fedsieve.deploy.open_calls import RETURN_SECONDS, LostError, OpenCalls, Transport
-from fedsieve.deploy.reading import response_of
 from fedsieve.deploy.signature import Private, Public
-from fedsieve.engine import blob
-from fedsieve.engine.client import (
+from fedsieve.engine.requests import (
+    RESPONSES,
+    Encoded,
     Evaluate,
-    EvaluateOwn,
     Failure,
+    Kinds,
     Observe,
+    PackedOnce,
     Request,
     Response,
     Train,
+    check_answer,
+    encode,
+    for_node,
+    who,
 )
+from fedsieve.engine.store import Receipt
 
 log = logging.getLogger("fedsieve")
 _GREETING_SECONDS = 60.0
@@ -54,7 +56,7 @@ _HELLO_SECONDS = 3600.0  # a greeting is valid while a node loads its data
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the server asks of a job's nodes."""
+    """A job as the server runs it on nodes: description, limits and keys."""
 
     job: str
     session: int
@@ -68,7 +70,7 @@ class Terms:
 
 
 class Remote:
-    """An executor whose clients are elsewhere."""
+    """An executor whose clients are nodes on other machines."""
 
     def __init__(self, transport: Transport, terms: Terms) -> None:
         self._transport, self._terms = transport, terms
@@ -81,13 +83,15 @@ class Remote:
         self._away: dict[int, float] = {}  # clients that were there, and since when they are not
         self._missed: Counter[int] = Counter()  # rounds in a row without one
         self._round = self.first_round = 0
-        self._packed: tuple[Any, bytes] = (None, b"")
-        self.parcel_bytes: Counter[str] = Counter()
+        self._packed: PackedOnce = {}
+        self.envelope_bytes: Counter[str] = Counter()
 
     def __call__(self, requests: Iterable[Request]) -> Generator[Response, None, None]:
-        works = {client: work for r in requests for client, work in self._works(r)}
+        works = {who(part): part for request in requests for part in _parts(request)}
+        numbers = [r.round for r in works.values() if isinstance(r, Train | Observe)]
+        self._round = max(numbers, default=self._round)
         self.first_round = self.first_round or self._round
-        owing = {c for c in self._silent if not isinstance(works.get(c), TrainCall | ObserveCall)}
+        owing = {c for c in self._silent if not isinstance(works.get(c), Train | Observe)}
         while works:
             self.greet(works, min(self._terms.seconds, _GREETING_SECONDS))
             for client in [c for c in works if c not in self._node or c in owing]:
@@ -132,7 +136,7 @@ class Remote:
             may_change = self._may_return(needed, now) or bool(strangers)
             if not may_change or now > end or all(client in self._node for client in needed):
                 return sorted(self._node)
-            self._meet(strangers)
+            self._greet_new(strangers)
             time.sleep(self._terms.poll_seconds)
 
     def _may_return(self, needed: Collection[int], now: float) -> bool:
@@ -143,10 +147,9 @@ class Remote:
             self._away[client] = min(self._away[client], now)
         return any(now - self._away[client] < RETURN_SECONDS for client in missing)
 
-    def _meet(self, strangers: set[int]) -> None:
-        """Greet whoever was not greeted yet, and hear who answers."""
-        call = Call(self._terms.job, self._terms.session, 0, -1, self._terms.hello)
-        envelope = seal(call, self._terms.key)
+    def _greet_new(self, strangers: set[int]) -> None:
+        """Greet nodes that were not greeted lately, and read their answers."""
+        envelope = self._sealed(self._terms.hello)
         now = time.monotonic()
         recent = {n for n, when in self._greeted_at.items() if now - when < _AGAIN_SECONDS}
         fresh = sorted(strangers - recent)
@@ -155,7 +158,7 @@ class Remote:
             if fresh:
                 envelopes = dict.fromkeys(fresh, envelope)
                 self._greeted |= self._transport.push(envelopes, _HELLO_SECONDS)
-                self.parcel_bytes["down"] += len(envelope) * len(fresh)
+                self.envelope_bytes["down"] += len(envelope) * len(fresh)
             arrived = self._transport.pull(list(self._greeted)) if self._greeted else []
         except LostError:
             self._greeted.clear()
@@ -165,50 +168,28 @@ class Remote:
             node = self._greeted.pop(message, None)
             if node is None:  # no message of ours
                 continue
-            self.parcel_bytes["up"] += len(answered)
+            self.envelope_bytes["up"] += len(answered)
             answer = error or self._opened(node, answered, mark(envelope))
             if isinstance(answer, Answer) and isinstance(answer.result, Here):
                 self._node[answer.client] = node
             else:
                 self._refused[node] = time.monotonic()
-                why = answer.result if isinstance(answer, Answer) else answer
+                why = answer if isinstance(answer, str) else _decoded(-1, answer.result)[1]
                 log.warning("node %d does not take part: %s", node, why)
                 if isinstance(answer, str) and not error:
                     self._tell(node, answer)
 
     def _tell(self, node: int, why: str) -> None:
         """Let a node's operator know why it is not taken."""
-        call = Call(self._terms.job, self._terms.session, 0, -1, Notice(why))
         try:
-            self._transport.push({node: seal(call, self._terms.key)}, _AGAIN_SECONDS)
+            self._transport.push({node: self._sealed(Notice(why))}, _AGAIN_SECONDS)
         except LostError:
             log.debug("node %d was not told", node)
 
-    def _works(self, request: Request) -> list[tuple[int, Work]]:
-        """What is asked of whom; an evaluation of several shards is one call to each."""
-        match request:
-            case Train(client, down, _, announced, masks, state, _, key, number):
-                self._round = number
-                told = tuple(sorted(announced)), tuple(masks)
-                return [(client, TrainCall(state.version, down, *told, key))]
-            case Observe(client, down, _, masks, state, number):
-                self._round = number
-                return [(client, ObserveCall(state.version, down, tuple(masks)))]
-            case Evaluate(model, shards):
-                packed = self._pack(model)
-                return [(shard, EvaluateCall(packed, (shard,))) for shard in shards]
-            case EvaluateOwn(client, server, state, shards):
-                return [(client, EvaluateOwnCall(state.version, self._pack(server), shards))]
-
-    def _pack(self, value: Any) -> bytes:
-        if value is not self._packed[0]:
-            self._packed = value, blob.pack(value)
-        return self._packed[1]
-
-    def _exchange(self, works: dict[int, Work]) -> Generator[tuple[int, Response], None, None]:
+    def _exchange(self, works: dict[int, Request]) -> Generator[tuple[int, Response], None, None]:
         clients = {self._node[client]: client for client in works}
         envelopes = {
-            node: seal(self._call(client, works[client]), self._terms.key)
+            node: self._sealed(encode(for_node(works[client]), self._packed), client)
             for node, client in clients.items()
         }
         self._silent |= works.keys()
@@ -221,12 +202,14 @@ class Remote:
                 continue
             self._silent.discard(client)
             del self._missed[client]
-            if isinstance(answer.result, Failed) and answer.result.is_stranger:
+            if isinstance(answer.result, UnknownJob):
                 self._node.pop(client, None)  # greeted again before the next exchange
-            yield client, response_of(client, self._round, works[client], answer.result)
+            yield client, response_of(works[client], self._round, answer.result)
 
-    def _call(self, client: int, work: Work) -> Call:
-        return Call(self._terms.job, self._terms.session, self._round, client, work)
+    def _sealed(self, work: Work, client: int = -1) -> bytes:
+        number = 0 if client < 0 else self._round
+        call = Call(self._terms.job, self._terms.session, number, client, work)
+        return seal(call, self._terms.key)
 
     def _miss(self, client: int, why: str) -> None:
         """Count answers that did not come; a client that owes several is greeted anew."""
@@ -256,14 +239,14 @@ class Remote:
             if unsent:
                 sent = self._transport.push(unsent, rest)
                 calls.send(sent)
-                self.parcel_bytes["down"] += sum(len(envelopes[n]) for n in sent.values())
+                self.envelope_bytes["down"] += sum(len(envelopes[n]) for n in sent.values())
             arrived = self._transport.pull(list(calls.waiting))
             for message, envelope, error, is_gone in arrived:
                 node = calls.waiting.pop(message, None)
                 if node is None or node not in left or (is_gone and calls.may_return(node)):
                     continue  # no message of ours, or one that goes out again
                 del left[node]
-                self.parcel_bytes["up"] += len(envelope)
+                self.envelope_bytes["up"] += len(envelope)
                 yield node, error or self._opened(node, envelope, marks[node])
             for node in [n for n in left if calls.is_given_up(n)]:
                 del left[node]
@@ -274,12 +257,12 @@ class Remote:
 
     def _opened(self, node: int, envelope: bytes, call: bytes) -> Answer | str:
         try:
-            return self._vouched(node, envelope, call)
+            return self._verified(node, envelope, call)
         except WireError as error:
             return f"its message is not accepted: {error}"
 
-    def _vouched(self, node: int, envelope: bytes, call: bytes) -> Answer:
-        """An answer whose sender is who it says, and which answers this very call."""
+    def _verified(self, node: int, envelope: bytes, call: bytes) -> Answer:
+        """The answer in an envelope, verified: its sender, and that it answers this call."""
         if len(envelope) > self._terms.limit_bytes:
             raise WireError(f"{len(envelope)} bytes, {self._terms.limit_bytes} are allowed.")
         client = peek(envelope, Answer).client
@@ -299,7 +282,7 @@ class Remote:
         return answer
 
     def _owner(self, envelope: bytes, client: int) -> str:
-        """Whose key a envelope is signed with, if it is not that of the client it names."""
+        """Whose key an envelope is signed with, if it is not that of the client it names."""
         for other, key in (self._terms.nodes or {}).items():
             try:
                 unseal(envelope, Answer, key)
@@ -311,3 +294,30 @@ class Remote:
                 f"nodes/{client}.pub at the server."
             )
         return ""
+
+
+def _parts(request: Request) -> list[Request]:
+    """The request for each client it concerns: an evaluation is one for every shard."""
+    if isinstance(request, Evaluate):
+        return [Evaluate(request.model, (shard,)) for shard in request.shards]
+    return [request]
+
+
+def response_of(request: Request, number: int, result: Result) -> Response:
+    """The response in a node's answer to a request of round `number`."""
+    response = _decoded(who(request), result)
+    try:
+        check_answer(request, response, number)
+    except WireError as error:
+        return Failure(who(request), f"its answer cannot be used: {error}")
+    return response
+
+
+def _decoded(client: int, result: Result) -> Response:
+    """The response in an answer; a node may send anything, and what cannot be read is a failure."""
+    if not isinstance(result, Encoded):
+        return Failure(client, "its node does not know the job")
+    try:
+        return RESPONSES.decode(result, Kinds(Receipt))
+    except Exception as error:  # noqa: BLE001 - whatever a node sends must not stop the run
+        return Failure(client, f"its answer cannot be used: {error}")

@@ -18,7 +18,7 @@ class Connection(socket.socket):
     idle_since = 0.0
 
     def close(self) -> None:
-        """Close it; what it carried is added up before."""
+        """Close it, and count its bytes."""
         self.listener.forget(self)
         super().close()
 
@@ -88,7 +88,7 @@ class Listener(socket.socket):
                     connection.shutdown(socket.SHUT_RDWR)  # the server sees its end, and closes it
 
     def forget(self, connection: Connection) -> None:
-        """Add up what a connection has carried."""
+        """Count the bytes of a connection that ends."""
         if self.open.get(connection.peer) is connection:
             del self.open[connection.peer]
             up, down = connection.tcp_bytes()

@@ -15,7 +15,7 @@ from fedsieve.core.keys import fold
 from fedsieve.core.options import in_range
 from fedsieve.data.dataset import Dataset
 from fedsieve.data.partitions.partition import alone
-from fedsieve.data.sources.registry import load
+from fedsieve.data.sources.registry import is_remote, load
 from fedsieve.deploy.certificates import write_key
 from fedsieve.deploy.envelope import Hello
 from fedsieve.deploy.flower.fleet import Fleet
@@ -36,10 +36,10 @@ FROM_JOB = "job"
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """Who a node is, and what it brings.
+    """The settings of a node.
 
     Attributes:
-        server: host:port of the server's gate.
+        server: host:port of the server's proxy.
         data: `npz:FILE`, `python:module:function`, a named data set, or `job`: this client's share
             of the job's own data set, for trials.
         store: folder for states; it must outlive the process.
@@ -67,16 +67,16 @@ class Node:
 
 def run(node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
     """Answer the server's calls until `is_over`."""
-    own = None if node.certs is None else read_private(node.certs / "node")
-    theirs = None if node.certs is None else read_public(node.certs / "server.pub")
+    key = None if node.certs is None else read_private(node.certs / "node")
+    server_key = None if node.certs is None else read_public(node.certs / "server.pub")
     node_server = NodeServer(
-        node.client, node.store, lambda hello: open_job(node, hello), own, theirs
+        node.client, node.store, lambda hello: open_job(node, hello), key, server_key
     )
     os.environ.update(off_proxy())
     with claimed(node.store, node.client), one_thread():
         log.info("client %d looks for jobs at %s; Ctrl-C ends it", node.client, node.server)
         ca = None if node.certs is None else (node.certs / "ca.crt").read_bytes()
-        fleet = Fleet(node.server, ca, own or _trial_key(node.store), node.store)
+        fleet = Fleet(node.server, ca, key or _trial_key(node.store), node.store)
         serve(
             fleet,
             node_server.answer,
@@ -128,7 +128,7 @@ def open_job(node: Node, hello: Hello) -> Opened:
             f"--client-id {node.client}: the job has clients 0 to {config.clients - 1}."
         )
     if node.data == FROM_JOB:
-        if config.dataset.startswith(("npz:", "python:", "elsewhere")):
+        if config.dataset.startswith(("npz:", "python:")) or is_remote(config.dataset):
             raise ConfigError(
                 f"--data job: the job's data set is {config.dataset!r}, which is not the server's "
                 "to choose here. Name this node's own with --data."
@@ -150,8 +150,8 @@ def open_job(node: Node, hello: Hello) -> Opened:
 def _formed(dataset: Dataset, hello: Hello) -> Dataset:
     """The data with the job's number of outputs: an owner may lack the last class."""
     kind, layout, shape, outputs = hello.form
-    found = (dataset.kind, dataset.layout, dataset.input_shape)
-    if found != (kind, layout, shape) or dataset.num_outputs > outputs:
+    form = (dataset.kind, dataset.layout, dataset.input_shape)
+    if form != (kind, layout, shape) or dataset.num_outputs > outputs:
         raise DataError(
             f"{dataset.name}: the job wants {kind} from {layout} of shape {list(shape)} with "
             f"{outputs} outputs, found {dataset.kind} from {dataset.layout} of shape "

@@ -16,52 +16,43 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 
 from fedsieve.core import tree
 from fedsieve.core.errors import FedsieveError, WireError
-from fedsieve.core.keys import Key, fold
+from fedsieve.core.keys import fold
 from fedsieve.core.message import Params
 from fedsieve.core.method import AnyMethod
 from fedsieve.data.federation import Federation
 from fedsieve.deploy.envelope import (
     Answer,
     Call,
-    EvaluateCall,
-    EvaluateOwnCall,
-    Failed,
     Hello,
     Here,
     Notice,
-    ObserveCall,
-    Refused,
-    Result,
-    Saw,
-    Scored,
-    TrainCall,
-    Trained,
+    UnknownJob,
     mark,
     seal,
     unseal,
 )
 from fedsieve.deploy.signature import Private, Public
-from fedsieve.engine import blob, disk
-from fedsieve.engine.client import (
-    ClientRuntime,
-    Evaluate,
+from fedsieve.engine import disk
+from fedsieve.engine.client import ClientRuntime, Wire
+from fedsieve.engine.mask_cache import MaskTable, Packed, remember, subset
+from fedsieve.engine.requests import (
+    REQUESTS,
     EvaluateOwn,
     Failure,
+    Kinds,
     Observe,
     Observed,
-    Refusal,
     Reply,
     Request,
     Response,
-    Tallies,
     Train,
-    Wire,
+    encode,
 )
-from fedsieve.engine.mask_cache import Packed, recall, remember
-from fedsieve.engine.store import ClientStore, Stores, open_stores
+from fedsieve.engine.store import ClientStore, Receipt, Stores, open_stores
 
 log = logging.getLogger("fedsieve")
 _RAM_BYTES = 10**9
@@ -78,7 +69,7 @@ class Opened(NamedTuple):
 
 
 class Memory(msgspec.Struct, frozen=True, array_like=True):
-    """What messages may refer to, and the newest call that was answered."""
+    """What a node remembers: the newest call, and what messages may refer to."""
 
     newest: tuple[int, int] = (0, 0)  # session, round
     schemas: tuple[bytes, ...] = ()
@@ -91,6 +82,7 @@ class _Work(NamedTuple):
     opened: Opened
     runtime: ClientRuntime
     stores: Stores
+    server_kind: type
 
     @property
     def kept(self) -> list[ClientStore]:
@@ -110,7 +102,7 @@ class NodeServer:
         client: who this node is.
         folder: where states are kept.
         open_job: makes a job of what the server says.
-        own: signs answers; `server` vouches for calls. None of both: a trial without keys.
+        key: signs answers; `server` verifies calls. None of both: a trial without keys.
     """
 
     def __init__(
@@ -118,17 +110,17 @@ class NodeServer:
         client: int,
         folder: Path,
         open_job: Opener,
-        own: Private | None = None,
+        key: Private | None = None,
         server: Public | None = None,
     ) -> None:
         self._client, self._folder, self._open_job = client, folder, open_job
-        self._own, self._server = own, server
+        self._key, self._server = key, server
         self._work: dict[str, _Work] = {}
         self._last = b"", b""  # call and answer: a call that is sent again is not worked on again
         self._taken = ""  # the job this node takes part in
 
     def answer(self, envelope: bytes) -> bytes:
-        """The answer to a call; whatever goes wrong is part of it.
+        """Answer a call; an error is answered too.
 
         Raises:
             WireError: the envelope is not a call that the server has signed.
@@ -139,16 +131,17 @@ class NodeServer:
         try:
             result = self._result(call)
         except FedsieveError as error:
-            result = Failed(str(error))
+            result = Failure(self._client, str(error))
         except Exception as error:
             log.exception("a call failed")  # the owner's function for data, or a full disk
-            result = Failed(f"{type(error).__name__}: {error}")
-        answer = seal(Answer(call_mark, self._client, result), self._own)
-        is_kept = isinstance(result, Trained | Saw) and len(answer) < _KEPT_BYTES
+            result = Failure(self._client, f"{type(error).__name__}: {error}")
+        sent = result if isinstance(result, Here | UnknownJob) else encode(result)
+        answer = seal(Answer(call_mark, self._client, sent), self._key)
+        is_kept = isinstance(result, Reply | Observed) and len(answer) < _KEPT_BYTES
         self._last = (call_mark, answer) if is_kept else (b"", b"")
         return answer
 
-    def _result(self, call: Call) -> Result:
+    def _result(self, call: Call) -> Here | UnknownJob | Response:
         if not re.fullmatch("[0-9a-f]{32}", call.job):
             raise WireError(f"job {call.job[:40]!r} is not 32 hexadecimal digits.")
         folder = self._folder / "jobs" / call.job
@@ -160,29 +153,30 @@ class NodeServer:
             log.warning("the server does not take this node: %s", call.work.text)
             return Here()
         if call.client != self._client:
-            return Failed(f"the call is for client {call.client}, this is {self._client}.")
+            raise WireError(f"the call is for client {call.client}, this is {self._client}.")
         if not (folder / "config.toml").exists():
-            return Failed("the job is not known here", is_stranger=True)
+            return UnknownJob()
         memory = _read(folder / "memory.msgpack", Memory, Memory())
         if (call.session, call.round) < memory.newest:
-            return Failed(f"round {call.round} is over: {memory.newest[1]} has been answered.")
+            raise WireError(f"round {call.round} is over: {memory.newest[1]} has been answered.")
         if call.job != self._taken:
             log.info("takes part in job %s", call.job)
             self._taken = call.job
         work = self._opened(call.job, folder)
+        request = REQUESTS.decode(call.work, Kinds(Receipt, work.server_kind))
         work.runtime.learn(memory.schemas)
         held = {number: Packed(bits, size) for number, bits, size in memory.masks}
-        response = work.runtime.handle(self._request(call, work, recall(held, held)))
-        if isinstance(call.work, TrainCall | ObserveCall):
+        response = work.runtime.handle(self._filled(request, work, held))
+        if isinstance(request, Train | Observe):
             if isinstance(response, Reply | Observed):
-                self._keep(call.work.version, call.round, work, response)
-            kept = {number: held[number] for number in call.work.masks if number in held}
+                self._keep(request.state.version, call.round, work, response)
+            kept = subset(held, request.masks)
             kept |= remember({}, work.runtime.masks) if isinstance(response, Reply) else {}
             masks = tuple((number, *packed) for number, packed in kept.items())
             after = Memory((call.session, call.round), work.runtime.schemas, masks)
             disk.write(folder / "memory.msgpack", msgspec.msgpack.encode(after))
             log.info("round %d: %s", call.round, type(response).__name__.lower())
-        return _reported(response)
+        return _without_own(response, call.round)
 
     def _greet(self, job: str, hello: Hello, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -204,34 +198,27 @@ class NodeServer:
             key = fold(opened.seed, "init")
             init = partial(opened.method.init_client, key=key)
             stores = open_stores(folder, init, _RAM_BYTES)
-            self._work = {job: _Work(opened, runtime, stores)}  # one job at a time is in memory
+            kind = type(opened.method.init_server(key))
+            self._work = {job: _Work(opened, runtime, stores, kind)}  # one job is in memory
         return self._work[job]
 
     def _state(self, work: _Work, version: int) -> tuple[Any, Params]:
-        """State and residual as of a round; of what a method does not keep, nothing is needed."""
+        """The client's state and residual as of a round."""
         versions = {self._client: version} if version else {}
         for store in work.kept:
             store.restore(versions)
         return work.stores.states.get(self._client), work.stores.residuals.get(self._client)
 
-    def _request(self, call: Call, work: _Work, masks: dict[int, Any]) -> Request:
-        client, number = self._client, call.round
-        match call.work:
-            case TrainCall(version, down, announced, named, key):
-                state, residual = self._state(work, version)
-                known = {m: masks[m] for m in named if m in masks}
-                told = frozenset(announced)
-                return Train(client, down, b"", told, known, state, residual, Key(key), number)
-            case ObserveCall(version, down, named):
-                known = {m: masks[m] for m in named if m in masks}
-                return Observe(client, down, b"", known, self._state(work, version)[0], number)
-            case EvaluateCall(model, shards):
-                return Evaluate(blob.unpack(Params, model), shards)
-            case EvaluateOwnCall(version, server, shards):
-                state, _ = self._state(work, version)
-                start = work.opened.method.init_server(fold(work.opened.seed, "init"))
-                return EvaluateOwn(client, blob.unpack(type(start), server), state, shards)
-        raise WireError(f"{type(call.work).__name__} is not work.")
+    def _filled(self, request: Request, work: _Work, held: MaskTable) -> Request:
+        """The request with the state, residual and masks that are kept here."""
+        if isinstance(request, Train | Observe | EvaluateOwn):
+            state, residual = self._state(work, request.state.version)
+            request = request._replace(state=state)
+            if isinstance(request, Train | Observe):
+                request = request._replace(masks=subset(held, request.masks))
+            if isinstance(request, Train):
+                request = request._replace(residual=residual)
+        return request
 
     def _keep(self, version: int, number: int, work: _Work, after: Reply | Observed) -> None:
         """Write the new version; the one it came from stays until the server names another."""
@@ -247,20 +234,17 @@ class NodeServer:
 _Form = tuple[str, str, tuple[int, ...], int]
 
 
-def _reported(response: Response) -> Result:
-    match response:
-        case Reply(_, up, paper, state, _, values, macs, seconds):
-            digest = bytes.fromhex(tree.digest(state))
-            return Trained(up.data, up[1:], paper, digest, values, macs, seconds)
-        case Observed(_, state):
-            return Saw(bytes.fromhex(tree.digest(state)))
-        case Tallies(_, tallies, _, shares):
-            return Scored(blob.pack({"tallies": tallies}), dict(shares))
-        case Refusal(_, error):
-            return Refused(error)
-        case Failure(_, error, trace):
-            log.warning("%s\n%s", error, trace)  # a trace may show data: it stays here
-            return Failed(error)
+def _without_own(response: Response, number: int) -> Response:
+    """The response without what stays here: state, residual and traces, which may show data."""
+    if isinstance(response, Reply | Observed):
+        digest = torch.tensor(list(bytes.fromhex(tree.digest(response.state))), dtype=torch.uint8)
+        response = response._replace(state=Receipt(number, digest))
+    if isinstance(response, Reply):
+        response = response._replace(residual={})
+    if isinstance(response, Failure):
+        log.warning("%s\n%s", response.error, response.trace)
+        response = response._replace(trace="")
+    return response
 
 
 def _read(path: Path, kind: Any, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Calls under way: how they travel, what was sent to whom, and who has to get it again."""
+"""The transport of calls to nodes, and the calls that are not answered yet."""
 
 import math
 import time
@@ -29,7 +29,7 @@ class Transport(Protocol):
         """Nodes that are connected now, each with when it connected."""
 
     def push(self, envelopes: Mapping[int, bytes], seconds: float) -> dict[str, int]:
-        """Send a envelope to each node; names of messages by node. They expire after `seconds`."""
+        """Send each node its envelope; returns the node of every message, by name."""
 
     def pull(self, messages: Iterable[str]) -> list[Arrived]:
         """Answers that have arrived; each is handed out once."""
@@ -46,7 +46,7 @@ class OpenCalls:
         self._looked = 0.0
 
     def look(self, transport: Transport) -> None:
-        """See who is connected. Who has connected anew may have lost a call: it goes out again."""
+        """Update who is connected; a node that has reconnected gets its call again."""
         if (now := time.monotonic()) - self._looked > _LOOK_SECONDS:
             self._online, self._looked = transport.nodes(), now
             for node, when in list(self._sent.items()):
@@ -58,7 +58,7 @@ class OpenCalls:
         return node not in self._sent and (node not in self._gone or node in self._online)
 
     def send(self, messages: Mapping[str, int]) -> None:
-        """Note what has gone out."""
+        """Register messages that were sent."""
         self.waiting |= messages
         for node in messages.values():
             self._sent[node] = self._online.get(node, "")

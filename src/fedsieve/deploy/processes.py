@@ -43,8 +43,8 @@ def own_superlink_command(socket_path: Path, database: str, *, is_trial: bool) -
     return [*_module("flower.private"), str(socket_path), database, *trial]
 
 
-def gate_command(settings: Path) -> list[str]:
-    """The gate in front of a SuperLink."""
+def proxy_command(settings: Path) -> list[str]:
+    """The proxy in front of a SuperLink."""
     return [*_module("proxy"), str(settings)]
 
 

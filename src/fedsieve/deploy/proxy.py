@@ -1,7 +1,7 @@
-"""The gate: the only door of a deployment, open for what nodes need and nothing else.
+"""The TLS proxy in front of a SuperLink: it forwards the calls that nodes need, and no others.
 
 A SuperLink serves nodes, operators and executors alike, and asks operators for no password. It
-therefore listens where only this machine's operator reaches it, and the gate hands on only the
+therefore listens where only this machine's operator reaches it, and the proxy forwards only the
 calls of connected nodes, which the SuperLink checks by key. Paths are taken from a list, never from
 the caller.
 
@@ -9,7 +9,7 @@ the caller.
 
 It imports little, so that it starts without torch.
 
-A node asks for messages; where there is none, the gate keeps the answer back until the server says
+A node asks for messages; where there is none, the proxy keeps the answer back until the server says
 that there are some. So nobody has to ask every moment, and nobody has to wait.
 """
 
@@ -56,7 +56,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it listens and what is behind it."""
+    """Where the proxy listens, and the SuperLink behind it."""
 
     host: str
     port: int
@@ -78,7 +78,7 @@ class _Refused(Exception):  # noqa: N818 - it ends a request
 
 
 class News(asyncio.DatagramProtocol):
-    """Tells waiting calls that there are messages."""
+    """Notifies waiting calls that there are messages."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -98,8 +98,8 @@ class News(asyncio.DatagramProtocol):
                 return
 
 
-class Gate:
-    """An ASGI application."""
+class Proxy:
+    """The proxy as an ASGI application."""
 
     def __init__(self, settings: Settings, listener: Listener, news: News) -> None:
         self._listener, self._news = listener, news
@@ -134,9 +134,9 @@ class Gate:
                 if refused.status:
                     await _respond(send, refused.status, b"")
                 return
-            await self._hand_on(scope, target, body, receive, send)
+            await self._forward(scope, target, body, receive, send)
 
-    async def _hand_on(
+    async def _forward(
         self, scope: Scope, target: str, body: bytes, receive: Receive, send: Send
     ) -> None:
         headers, told = _kept(scope["headers"], "accept-encoding"), self._news.count
@@ -204,7 +204,7 @@ async def _respond(send: Send, status: int, body: bytes, headers: Headers | None
 
 
 async def _look_after(listener: Listener, path: Path | None) -> None:
-    """Close connections on which nothing comes, and write down what has come."""
+    """Close idle connections, and write the bytes of all to a file, every second."""
     before = None
     while True:
         listener.sweep()
@@ -220,7 +220,7 @@ async def serve(settings: Settings) -> None:
     """Serve until ended."""
     traffic = Path(settings.traffic) if settings.traffic else None
     listener = Listener.at(settings.host, settings.port, settings.patience)
-    if traffic and traffic.exists():  # a gate of this server has ended
+    if traffic and traffic.exists():  # a proxy of this server has ended
         listener.closed.update(json.loads(traffic.read_text()))
     news = News()
     if settings.news:
@@ -230,7 +230,7 @@ async def serve(settings: Settings) -> None:
             lambda: news, local_addr=settings.news, family=socket.AF_UNIX
         )
     config = uvicorn.Config(
-        Gate(settings, listener, news),
+        Proxy(settings, listener, news),
         http="h11",
         ssl_certfile=settings.certificate or None,
         ssl_keyfile=settings.key or None,

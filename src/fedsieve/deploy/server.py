@@ -4,7 +4,7 @@
     RUN/deploy/sockets/  superlink  news
     RUN/traffic.json
 
-The SuperLink and the gate are children of this process and are started again if they end.
+The SuperLink and the proxy are children of this process and are started again if they end.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ from fedsieve.deploy import proxy, traffic
 from fedsieve.deploy.dispatch import Remote, Terms
 from fedsieve.deploy.envelope import Hello
 from fedsieve.deploy.flower.server import SuperLink
-from fedsieve.deploy.flower.transport import GridCarrier
+from fedsieve.deploy.flower.transport import GridTransport
 from fedsieve.deploy.processes import (
     IN_MEMORY,
     Children,
-    gate_command,
     off_proxy,
     own_superlink_command,
+    proxy_command,
 )
 from fedsieve.deploy.signature import Public, read_private, read_public
 from fedsieve.engine import disk
@@ -61,11 +61,11 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """How nodes reach the server, and what it asks of them.
+    """The settings of a server.
 
     Attributes:
         certs: the server's folder of `fedsieve cert`; None is a trial without TLS on loopback.
-        superlink: host:port of a SuperLink that runs already; its operator keeps the gate.
+        superlink: host:port of a SuperLink that runs already; its operator keeps the proxy.
         over_select: nodes invited beyond the cohort; the first to answer count.
         min_nodes: nodes to wait for before the first round; None means all.
     """
@@ -87,10 +87,10 @@ class Server:
         in_range("--max-message-mb", self.max_message_mb, 1)
         if self.min_nodes is not None:
             in_range("--min-nodes", self.min_nodes, 1)
-        link, _, port = (self.superlink or "127.0.0.1:1").rpartition(":")
-        if not link or not port.isdigit():
+        superlink, _, port = (self.superlink or "127.0.0.1:1").rpartition(":")
+        if not superlink or not port.isdigit():
             raise ConfigError(f"--superlink {self.superlink!r}: write it as HOST:PORT.")
-        for option, host in (("--host", self.host), ("--superlink", link.strip("[]"))):
+        for option, host in (("--host", self.host), ("--superlink", superlink.strip("[]"))):
             if self.certs is None and host not in LOOPBACK:
                 raise ConfigError(
                     f"--insecure with {option} {host}: without TLS and keys all must be on this "
@@ -138,7 +138,7 @@ def deploy(
         def nodes(job: Job, states: Path) -> Iterator[Engine]:
             with _connected(server, job, keys, out / "deploy") as remote:
                 yield Engine(receipts(states), remote)
-                traffic.report(out, remote, remote.link)
+                traffic.report(out, remote, remote.superlink)
 
         return api.play(
             job,
@@ -151,13 +151,13 @@ def deploy(
 
 
 def receipts(folder: Path) -> Stores:
-    """What the server keeps of states that stay with the nodes."""
+    """Stores of receipts, for client states that stay with the nodes."""
     none_yet = Receipt(0, torch.zeros(16, dtype=torch.uint8))
     return open_stores(folder, lambda _: none_yet, _RAM_BYTES)
 
 
 def hello_of(job: Job) -> Hello:
-    """What nodes are told of a job."""
+    """The description of a job that nodes get."""
     data = job.dataset
     form = (data.kind, data.layout, data.input_shape, data.num_outputs)
     return Hello(to_toml(job.config), form)
@@ -170,8 +170,8 @@ def _connected(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tcp.json").unlink(missing_ok=True)  # of the server before
     with Children() as children:
-        link = _superlink(server, _storage(job, folder), folder, children)
-        link.keys = list((keys or {}).values())
+        superlink = _superlink(server, _storage(job, folder), folder, children)
+        superlink.keys = list((keys or {}).values())
         terms = Terms(
             job=_once(folder / "job", lambda: secrets.token_hex(16)),
             session=_next_session(folder / "session"),
@@ -182,24 +182,24 @@ def _connected(
             key=None if server.certs is None else read_private(server.certs / "sign"),
             nodes=keys,
         )
-        remote = Connected(GridCarrier(link.connect, _wake(folder)), terms, link)
+        remote = Connected(GridTransport(superlink.connect, _wake(folder)), terms, superlink)
         _wait_for_nodes(remote, server, job.federation.num_clients)
         try:
             yield remote
         finally:
-            link.close()
+            superlink.close()
 
 
 class Connected(Remote):
     """A remote executor with the SuperLink it goes through."""
 
-    def __init__(self, transport: GridCarrier, terms: Terms, link: SuperLink) -> None:
+    def __init__(self, transport: GridTransport, terms: Terms, superlink: SuperLink) -> None:
         super().__init__(transport, terms)
-        self.link = link
+        self.superlink = superlink
 
 
 def _storage(job: Job, folder: Path) -> str:
-    """Where messages lie on their way: in memory, which is twice as fast, if there is room."""
+    """Where the SuperLink keeps messages: in memory, which is twice as fast, if there is room."""
     model = tree.size_bytes(job.method.task.init_params(fold(0, "init")))
     cohort = job.config.cohort or job.federation.num_clients
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -208,7 +208,7 @@ def _storage(job: Job, folder: Path) -> str:
 
 
 def _superlink(server: Server, storage: str, folder: Path, children: Children) -> SuperLink:
-    """A SuperLink of our own behind a gate, or the one that was named."""
+    """Start a SuperLink behind a proxy, or connect to the one that was named."""
     certs = server.certs
     if server.superlink is not None and server.secret is not None:
         ca = None if certs is None else (certs / "ca.crt").read_bytes()
@@ -218,8 +218,8 @@ def _superlink(server: Server, storage: str, folder: Path, children: Children) -
     sockets = _sockets(folder)
     command = own_superlink_command(sockets / "superlink", storage, is_trial=certs is None)
     children.keep(command, folder / "superlink.log", folder)
-    link = SuperLink(f"{proxy.UNIX}{sockets / 'superlink'}")
-    link.wait(600, lambda: children.restarts > _MOST_RESTARTS)
+    superlink = SuperLink(f"{proxy.UNIX}{sockets / 'superlink'}")
+    superlink.wait(600, lambda: children.restarts > _MOST_RESTARTS)
     ca_file, certificate, key = (
         "" if certs is None else str(certs / name)
         for name in ("ca.crt", "server.crt", "server.key")
@@ -227,7 +227,7 @@ def _superlink(server: Server, storage: str, folder: Path, children: Children) -
     settings = proxy.Settings(
         host=server.host,
         port=server.port,
-        superlink=link.address,
+        superlink=superlink.address,
         ca=ca_file,
         certificate=certificate,
         key=key,
@@ -235,21 +235,21 @@ def _superlink(server: Server, storage: str, folder: Path, children: Children) -
         news=str(sockets / "news"),
     )
     disk.write(folder / "proxy.json", msgspec.json.encode(settings))
-    children.keep(gate_command(folder / "proxy.json"), folder / "proxy.log", folder)
-    return link
+    children.keep(proxy_command(folder / "proxy.json"), folder / "proxy.log", folder)
+    return superlink
 
 
 def _sockets(folder: Path) -> Path:
-    """A folder only this user can enter: who opens the SuperLink's socket commands it."""
-    found = folder.absolute() / "sockets"
-    if len(str(found)) > _LONGEST_SOCKET:
-        found = Path(tempfile.gettempdir()) / f"fedsieve-{os.getuid()}" / _short(found)
-        found.parent.mkdir(mode=0o700, exist_ok=True)
-        if found.parent.stat().st_uid != os.getuid():
-            raise ConfigError(f"{found.parent} is not yours. Choose a shorter --out.")
-    found.mkdir(mode=0o700, exist_ok=True)
-    found.chmod(0o700)
-    return found
+    """The folder of the sockets; only this user may enter: the SuperLink trusts who connects."""
+    sockets = folder.absolute() / "sockets"
+    if len(str(sockets)) > _LONGEST_SOCKET:
+        sockets = Path(tempfile.gettempdir()) / f"fedsieve-{os.getuid()}" / _short(sockets)
+        sockets.parent.mkdir(mode=0o700, exist_ok=True)
+        if sockets.parent.stat().st_uid != os.getuid():
+            raise ConfigError(f"{sockets.parent} is not yours. Choose a shorter --out.")
+    sockets.mkdir(mode=0o700, exist_ok=True)
+    sockets.chmod(0o700)
+    return sockets
 
 
 def _short(path: Path) -> str:
@@ -257,7 +257,7 @@ def _short(path: Path) -> str:
 
 
 def _wake(folder: Path) -> Callable[[], None]:
-    """Tells the gate that there are messages; without it nodes find them some seconds later."""
+    """A function that tells the proxy that there are messages; else nodes notice seconds later."""
     path = _sockets(folder) / "news"
 
     def wake() -> None:
@@ -269,7 +269,7 @@ def _wake(folder: Path) -> Callable[[], None]:
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raise ConfigError if the gate cannot listen where it is to."""
+    """Raise ConfigError if the proxy cannot listen at this address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -311,7 +311,7 @@ def _wait_for_nodes(remote: Remote, server: Server, num_clients: int) -> None:
 
 
 def _once(path: Path, make_text: Callable[[], str]) -> str:
-    """What is in a file only its owner may read; made if it is not there."""
+    """The text in a file that only its owner may read; made if it is not there."""
     path.touch(mode=0o600)
     if not (text := path.read_text()):
         text = make_text()
@@ -320,7 +320,7 @@ def _once(path: Path, make_text: Callable[[], str]) -> str:
 
 
 def _next_session(path: Path) -> int:
-    """How often this job was started; nodes refuse calls of an earlier session."""
+    """The number of this start of the job; nodes refuse calls of an earlier one."""
     number = int(path.read_text()) + 1 if path.exists() else 1
     disk.write(path, str(number).encode())
     return number

@@ -13,12 +13,12 @@ _HASH = ec.ECDSA(hashes.SHA384())
 
 
 class Public:
-    """Vouches for what the owner of the private key has signed."""
+    """A public key: verifies signatures."""
 
     def __init__(self, key: ec.EllipticCurvePublicKey) -> None:
         self.key = key
 
-    def vouches(self, data: bytes, signature: bytes) -> bool:
+    def verifies(self, data: bytes, signature: bytes) -> bool:
         try:
             self.key.verify(signature, data, _HASH)
         except InvalidSignature:
@@ -27,7 +27,7 @@ class Public:
 
 
 class Private:
-    """Signs."""
+    """A private key: signs."""
 
     def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
         self.key = key

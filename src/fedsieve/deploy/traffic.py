@@ -13,11 +13,11 @@ from fedsieve.engine import disk
 log = logging.getLogger("fedsieve")
 
 
-def report(out: Path, remote: Remote, link: SuperLink) -> None:
-    """What envelopes, Flower and TCP took beside the payload, in the rounds of this server."""
+def report(out: Path, remote: Remote, superlink: SuperLink) -> None:
+    """Write the bytes of payloads, envelopes, Flower and TCP in the rounds of this server."""
     tcp, first = out / "deploy" / "tcp.json", remote.first_round
     try:
-        flower = dict(zip(("up", "down"), link.traffic(), strict=True))
+        flower = dict(zip(("up", "down"), superlink.traffic(), strict=True))
     except httpx.HTTPError as error:
         log.warning("the SuperLink does not say what it has sent: %s", error)
         flower = None
@@ -27,11 +27,11 @@ def report(out: Path, remote: Remote, link: SuperLink) -> None:
         way: sum(row["total_bytes"] for row in rows if row["direction"] == way)
         for way in ("up", "down")
     }
-    found = {
+    layers = {
         "rounds": [rows[0]["round"], rows[-1]["round"]] if rows else [],
         "payload": payload,
-        "envelopes": dict(remote.parcel_bytes),
+        "envelopes": dict(remote.envelope_bytes),
         "flower": flower,
         "tcp": json.loads(tcp.read_text()) if tcp.exists() else None,
     }
-    disk.write(out / "traffic.json", json.dumps(found, indent=2).encode() + b"\n")
+    disk.write(out / "traffic.json", json.dumps(layers, indent=2).encode() + b"\n")

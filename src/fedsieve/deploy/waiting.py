@@ -1,4 +1,4 @@
-"""Waiting that can be given up."""
+"""Cancellable wait."""
 
 import threading
 from collections.abc import Callable
@@ -9,13 +9,16 @@ T = TypeVar("T")
 
 
 class GivenUpError(Exception):
-    """What was waited for is of no use any more."""
+    """The wait was cancelled."""
 
 
 def wait_for(work: Callable[[], T], is_void: Callable[[], bool], every: float = 2.0) -> T:
-    """What `work` returns or raises, unless `is_void` says meanwhile that nobody wants it.
+    """The result of `work`, run in a thread; the wait is cancelled when `is_void` says so.
 
-    Work that is given up goes on in a thread that does not keep the process alive.
+    Cancelled work goes on in its thread, which does not keep the process alive.
+
+    Raises:
+        GivenUpError: it was cancelled.
     """
     done: Future[T] = Future()
     threading.Thread(target=_settle, args=(done, work), daemon=True).start()

@@ -1,1 +1,1 @@
-"""The round loop, what it sends, where clients work, and what is kept on disk."""
+"""The round loop, requests to clients, executors, and the run folder."""

@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Dense, Natural, Number, fields
 from fedsieve.core.method import AnyMethod
-from fedsieve.engine.client import Reply
 from fedsieve.engine.mask_cache import MaskTable, recall, remember
+from fedsieve.engine.requests import Reply
 from fedsieve.metrics.bytes import Sent
 from fedsieve.wire import Precision
 from fedsieve.wire.bound import SCHEMA_BYTES, Bound
@@ -22,7 +22,7 @@ OPEN_BYTES = 2**16  # and a little for small models
 
 
 class ClientCache(NamedTuple):
-    """What a client holds of earlier messages, by hash; the server keeps count."""
+    """What a client holds of earlier messages, by hash, as the server tracks it."""
 
     down: tuple[Hash, ...] = ()  # schemas of broadcasts, the last ones
     up: tuple[Hash, ...] = ()  # schemas of replies, the last ones
@@ -118,7 +118,7 @@ def dense_schema(method: AnyMethod, key: Key) -> Schema:
 
 
 def bound_of(encoded: EncodedBroadcast, kind: type, dense: Callable[[], Schema]) -> Bound:
-    """What a reply of class `kind` to a broadcast may hold.
+    """The bound on tensors and bytes of a reply of class `kind` to a broadcast.
 
     A field that both have has the same tensors. Fields that a broadcast does not have, or has
     without tensors, as before the first reply, take a few times as much as it and the whole model.

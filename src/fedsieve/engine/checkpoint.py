@@ -20,7 +20,7 @@ RECORDS = ("supports", "messages")  # for reports and `inspect`; a run goes on w
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What stands beside the server's tensors in a checkpoint."""
+    """A checkpoint without the server's tensors."""
 
     done: int
     caches: dict[str, tuple[list[int], list[int], list[int]]] = msgspec.field(name="links")
@@ -86,7 +86,7 @@ class CheckpointFolder:
         return (self.path / manifest.NAME).exists()
 
     def marks(self) -> dict[str, Mark]:
-        """Of all files it stands on, by name.
+        """Marks of all files that it needs, by name.
 
         Raises:
             ResumeError: its manifest is missing or not whole.
@@ -136,15 +136,13 @@ def is_old(folder: Path) -> bool:
             return False
     except FileNotFoundError:
         return False
-    found = checkpoints_of(folder)
-    if found:
-        return not any(checkpoint.is_provable for checkpoint in found)
+    checkpoints = checkpoints_of(folder)
+    if checkpoints:
+        return not any(checkpoint.is_provable for checkpoint in checkpoints)
     return not (folder / "checkpoints").exists()  # the first thing that is made
 
 
 def checkpoints_of(folder: Path) -> list[CheckpointFolder]:
     """The checkpoints in a run folder, oldest first."""
-    found = (folder / "checkpoints").glob("*")
-    return [
-        CheckpointFolder(folder, n) for n in sorted(int(p.name) for p in found if p.name.isdigit())
-    ]
+    names = [path.name for path in (folder / "checkpoints").glob("*")]
+    return [CheckpointFolder(folder, n) for n in sorted(int(x) for x in names if x.isdigit())]

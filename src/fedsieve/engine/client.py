@@ -2,122 +2,39 @@
 
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedsieve.core import tree
 from fedsieve.core.errors import FedsieveError
-from fedsieve.core.keys import Key, fold
+from fedsieve.core.keys import fold
 from fedsieve.core.message import Params, count_nonzero
 from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.data.federation import Federation
 from fedsieve.engine.error_feedback import add_residual, residual_of
-from fedsieve.metrics.macs import Macs, training_macs
+from fedsieve.engine.mask_cache import unpacked
+from fedsieve.engine.requests import (
+    Evaluate,
+    EvaluateOwn,
+    Failure,
+    Observe,
+    Observed,
+    Refusal,
+    Reply,
+    Request,
+    Response,
+    Share,
+    Tallies,
+    Train,
+    who,
+)
+from fedsieve.metrics.macs import training_macs
 from fedsieve.wire import Precision
 from fedsieve.wire.codec import Bools, Coding, Decoder, Known, UnheldError, encode, masks_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.schema import Hash, schema_of
-
-
-class Train(NamedTuple):
-    """One client's part of a round."""
-
-    client: int
-    down: bytes
-    schema: bytes  # of `down`, if the client was told in an earlier round; else b""
-    announced: frozenset[Hash]  # schemas this client has told the server
-    masks: dict[Hash, Bools]  # that both hold since their last exchange
-    state: Any
-    residual: Params  # what rounding took from its last message; empty without error feedback
-    key: Key
-    round: int
-
-
-class Observe(NamedTuple):
-    """A broadcast to a client outside the cohort; fields as in Train."""
-
-    client: int
-    down: bytes
-    schema: bytes
-    masks: dict[Hash, Bools]
-    state: Any
-    round: int
-
-
-class Evaluate(NamedTuple):
-    """A model on some test shards or none; `client` says whose own model it is."""
-
-    model: Params
-    shards: tuple[int, ...]
-    client: int = -1
-
-
-class EvaluateOwn(NamedTuple):
-    """A client's own model, made where its state is, on some test shards or none."""
-
-    client: int
-    server: Any
-    state: Any
-    shards: tuple[int, ...]
-
-
-class Reply(NamedTuple):
-    """What a client answers."""
-
-    client: int
-    up: Payload
-    paper_bytes: int
-    state: Any
-    residual: Params
-    values: dict[str, float]
-    macs: Macs
-    seconds: float
-
-
-class Observed(NamedTuple):
-    """The state of a client that has read a broadcast."""
-
-    client: int
-    state: Any
-
-
-class Refusal(NamedTuple):
-    """A broadcast that refers to something the client does not hold: send it whole."""
-
-    client: int
-    error: str
-
-
-class Failure(NamedTuple):
-    """Work that raised; the client's state stays as it was."""
-
-    client: int  # or the first shard of an evaluation
-    error: str
-    trace: str = ""
-
-
-class Share(NamedTuple):
-    """Share of non-zeros in a tensor, and its size."""
-
-    density: float
-    size: int
-
-
-class Tallies(NamedTuple):
-    """Sums of right answers and losses, one row per shard; `shares` of a client's own model."""
-
-    shards: tuple[int, ...]
-    tallies: Tensor
-    client: int = -1
-    shares: dict[str, Share] = {}  # noqa: RUF012 - never changed
-
-
-Request: TypeAlias = Train | Observe | Evaluate | EvaluateOwn
-Response: TypeAlias = Reply | Observed | Refusal | Failure | Tallies
-Executor: TypeAlias = Callable[[Iterable[Request]], Generator[Response, None, None]]
 
 
 class Wire(NamedTuple):
@@ -131,7 +48,7 @@ LOSSLESS = Wire()
 
 
 class ClientRuntime:
-    """Method, data and decoder of one process."""
+    """Executes the requests of one process: a method, its data and a decoder of broadcasts."""
 
     def __init__(self, method: AnyMethod, federation: Federation, wire: Wire = LOSSLESS) -> None:
         self._method, self._federation, self._wire = method, federation, wire
@@ -142,16 +59,16 @@ class ClientRuntime:
 
     @property
     def schemas(self) -> tuple[bytes, ...]:
-        """Of broadcasts, as far as it has been told."""
+        """Schemas of broadcasts that it has been told."""
         return tuple(schema.packed() for schema in self._decoder.schemas.values())
 
     def learn(self, schemas: Iterable[bytes]) -> None:
-        """Remember schemas told before this process began."""
+        """Add schemas of broadcasts that were told before this process began."""
         for packed in schemas:
             self._decoder.learn(packed)
 
     def handle(self, request: Request) -> Response:
-        """Do the work; whatever goes wrong is reported, so that the run can decide."""
+        """Execute a request; an error becomes a response, so that the run can decide."""
         try:
             match request:
                 case Train():
@@ -170,7 +87,7 @@ class ClientRuntime:
             return Failure(who(request), text, "" if is_told else traceback.format_exc())
 
     def train(self, request: Train) -> Reply | Failure:
-        """Decode, train, encode."""
+        """Decode the broadcast, train, encode the reply."""
         started = time.perf_counter()
         down, masks = self._decoded(request)
         data = self._federation.batches(request.client)
@@ -191,11 +108,12 @@ class ClientRuntime:
         )
 
     def observe(self, request: Observe) -> Observed:
-        """Decode and look."""
+        """Decode the broadcast and let the method see it."""
         down, _ = self._decoded(request)
         return Observed(request.client, self._method.observe(down, request.state))
 
     def evaluate(self, request: Evaluate) -> Tallies:
+        """Evaluate a model on test shards."""
         model, rows = request.model, []
         for shard in request.shards:
             parts = [
@@ -208,22 +126,22 @@ class ClientRuntime:
         return Tallies(request.shards, tallies, request.client, shares_of(model, names))
 
     def deployed(self, request: EvaluateOwn) -> Evaluate:
-        """The same with the model made; where a client has none there is nothing to score."""
+        """The request with the client's own model; without one there is nothing to evaluate."""
         model = self._method.deploy(request.server, request.state)
         shards = () if model is None else request.shards
         return Evaluate(model or {}, shards, request.client)
 
     def _decoded(self, request: Train | Observe) -> tuple[Any, dict[Hash, Bools]]:
-        """A broadcast and its masks, decoded once per process: equal bytes are the same message."""
+        """The broadcast and its masks; equal bytes in a row are decoded once."""
         if self._last[1] is None or self._last[0] != request.down:
             if request.schema:
                 self._decoder.learn(request.schema)
-            down = self._decoder.decode(request.down, self._down_kind, request.masks)
+            down = self._decoder.decode(request.down, self._down_kind, unpacked(request.masks))
             self._last = request.down, down, masks_of(down) if down else {}
         return self._last[1:]
 
     def _encoded(self, up: Any, request: Train, masks: dict[Hash, Bools]) -> tuple[Payload, Params]:
-        known = Known(request.announced, request.masks | masks)
+        known = Known(request.announced, unpacked(request.masks) | masks)
         coding = Coding(self._wire.precision, fold(request.key, "wire"))
         if not self._wire.error_feedback:
             return encode(up, known, coding), {}
@@ -234,14 +152,7 @@ class ClientRuntime:
         return payload, residual_of(meant, arrived) or request.residual  # nothing sent: as before
 
 
-def who(request: Request) -> int:
-    """The client whose work it is, or the first shard of an evaluation."""
-    if isinstance(request, Evaluate) and request.client < 0:
-        return request.shards[0]
-    return request.client
-
-
 def shares_of(model: Params, names: Iterable[str]) -> dict[str, Share]:
-    """How dense the named tensors are."""
+    """The share of non-zeros in each of the named tensors."""
     sizes = {name: model[name].numel() for name in names}
     return {n: Share(count_nonzero(model[n]) / size, size) for n, size in sizes.items()}

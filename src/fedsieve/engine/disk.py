@@ -1,4 +1,4 @@
-"""The one place that changes files of a run: whole or not at all, and a full disk in plain words.
+"""All writes to files of a run: whole or not at all, and a full disk in plain words.
 
 Every step is announced to `before`, which does nothing; tests make it fail at each one in turn.
 """

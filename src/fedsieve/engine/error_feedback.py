@@ -23,7 +23,7 @@ def add_residual(message: Any, residual: Params) -> Any:
 
 def residual_of(message: Any, arrived: Any) -> Params:
     """Meant minus arrived, for every value that was sent; values a mask dropped leave nothing."""
-    found: dict[str, Tensor] = {}
+    residual: dict[str, Tensor] = {}
     for name, role in fields(type(message)):
         if name not in _rounded(message):
             continue
@@ -31,8 +31,8 @@ def residual_of(message: Any, arrived: Any) -> Params:
         for key, tensor in getattr(message, name).items():
             if tensor.dtype == torch.float32:  # others are never rounded
                 lost = tensor - getattr(arrived, name)[key]
-                found[f"{name}/{key}"] = lost.where(mask[key], 0) if key in mask else lost
-    return found
+                residual[f"{name}/{key}"] = lost.where(mask[key], 0) if key in mask else lost
+    return residual
 
 
 def _rounded(message: Any) -> list[str]:

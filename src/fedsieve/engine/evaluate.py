@@ -17,7 +17,8 @@ from fedsieve.core.graph import LayerGraph
 from fedsieve.core.message import Params, count_nonzero
 from fedsieve.core.method import AnyMethod, Task
 from fedsieve.data.federation import Federation
-from fedsieve.engine.client import (
+from fedsieve.engine.client import shares_of
+from fedsieve.engine.requests import (
     Evaluate,
     EvaluateOwn,
     Executor,
@@ -26,7 +27,6 @@ from fedsieve.engine.client import (
     Response,
     Share,
     Tallies,
-    shares_of,
 )
 from fedsieve.engine.store import ClientStore
 from fedsieve.metrics.macs import Size, size
@@ -56,7 +56,7 @@ class Scores(NamedTuple):
     discovery: Discovery | None = None  # of the global model
 
 
-class _Found(NamedTuple):
+class _Results(NamedTuple):
     tallies: dict[int, Tensor]  # by shard
     shares: dict[int, Shares]  # by client
     failures: list[Response]
@@ -70,7 +70,7 @@ def evaluate(
     execute: Executor,
     seen: frozenset[int] = frozenset(),
 ) -> Scores:
-    """Scores of what the method would deploy now.
+    """Evaluate the models that the method would deploy now.
 
     local_accuracy is the unweighted mean over test shards of the client's own model, or of the
     global one where clients have none of their own; seen_accuracy that over the clients in `seen`,
@@ -83,25 +83,29 @@ def evaluate(
     """
     task, model = method.task, method.deploy(server, ())
     shards = range(federation.num_shards)
-    common = own = _Found({}, {}, [])
+    common = personal = _Results({}, {}, [])
     if federation.is_pooled:
         everything = EvaluateOwn(0, server, store.get(0), tuple(shards))
-        common = own = _ask([everything], execute, task)
+        common = personal = _ask([everything], execute, task)
     else:
         if model is not None:
             pieces = [tuple(shards[i::_PIECES]) for i in range(_PIECES)]
             asked = [Evaluate(model, piece) for piece in pieces if piece]
-            common = own = _ask(asked, execute, task)
+            common = personal = _ask(asked, execute, task)
         if method.personal:
             # One at a time: thousands of personal models need not be in memory together.
             each = (EvaluateOwn(c, server, store.get(c), (c,)) for c in shards)
-            own = _ask(each, execute, task)
-    if own.failures and not own.tallies:
-        raise RoundError(f"evaluation of shard {own.failures[0][0]} failed: {own.failures[0][1:]}")
-    if not own.tallies:
-        return Scores(None, None, None, shares=own.shares)
-    whole = torch.stack(list((common.tallies or own.tallies).values())).sum(0)
-    scores = {shard: s for shard, tally in own.tallies.items() if isfinite(s := task.score(tally))}
+            personal = _ask(each, execute, task)
+    if personal.failures and not personal.tallies:
+        raise RoundError(
+            f"evaluation of shard {personal.failures[0][0]} failed: {personal.failures[0][1:]}"
+        )
+    if not personal.tallies:
+        return Scores(None, None, None, shares=personal.shares)
+    whole = torch.stack(list((common.tallies or personal.tallies).values())).sum(0)
+    scores = {
+        shard: s for shard, tally in personal.tallies.items() if isfinite(s := task.score(tally))
+    }
     overall = task.score(whole)
     trained = [score for shard, score in scores.items() if shard in seen]
     return Scores(
@@ -110,7 +114,7 @@ def evaluate(
         loss=loss if isfinite(loss := task.mean_loss(whole)) else None,
         seen_accuracy=fmean(trained) if trained and method.personal else None,
         client_accuracy=[scores.get(shard, float("nan")) for shard in shards],
-        shares=own.shares,
+        shares=personal.shares,
         deployed=_deployed(task, model),
         discovery=discovery(model, task.graph, federation.dataset.truth),
     )
@@ -127,9 +131,9 @@ def discovery(model: Params | None, graph: LayerGraph, truth: Tensor | None) -> 
     weight = model[graph.maskable[0]]
     if weight.shape != truth.T.shape:
         return None
-    found, planted = weight != 0, truth.T != 0
-    common = count_nonzero(found & planted)
-    return Discovery(common / max(count_nonzero(found), 1), common / count_nonzero(planted))
+    support, planted = weight != 0, truth.T != 0
+    common = count_nonzero(support & planted)
+    return Discovery(common / max(count_nonzero(support), 1), common / count_nonzero(planted))
 
 
 def shares_of_cohort(
@@ -139,14 +143,13 @@ def shares_of_cohort(
     scores: Scores,
     execute: Executor,
 ) -> list[Shares]:
-    """Of the maskable tensors of the global model; without one, of the cohort's own."""
+    """Shares of non-zeros of the global model; without one, of each of the cohort's own models."""
     model = method.deploy(server, ())
     if model is not None or not method.personal:
         return [] if model is None else [shares_of(model, method.task.graph.maskable)]
     missing = [client for client in states if client not in scores.shares]
     asked = (EvaluateOwn(c, server, states[c], ()) for c in missing)
-    found = _ask(asked, execute, method.task).shares
-    known = scores.shares | found
+    known = scores.shares | _ask(asked, execute, method.task).shares
     return [known[client] for client in states if known.get(client)]
 
 
@@ -160,21 +163,21 @@ def _deployed(task: Task, model: Params | None) -> Size | None:
 _PIECES = 8  # enough to keep a few workers busy to the end
 
 
-def _ask(requests: Iterable[Request], execute: Executor, task: Task) -> _Found:
-    found = _Found({}, {}, [])
+def _ask(requests: Iterable[Request], execute: Executor, task: Task) -> _Results:
+    results = _Results({}, {}, [])
     for given in execute(requests):
         response = _fitting(given, task)
         if not isinstance(response, Tallies):
-            found.failures.append(response)
+            results.failures.append(response)
             log.warning("client %d is not evaluated: %s", *response[:2])
             continue
         if response.client >= 0:
-            found.shares[response.client] = response.shares
+            results.shares[response.client] = response.shares
         for shard, tally in zip(response.shards, response.tallies, strict=True):
-            found.tallies[shard] = tally
+            results.tallies[shard] = tally
     # Sums must not depend on who has answered first.
-    tallies, shares = sorted(found.tallies.items()), sorted(found.shares.items())
-    return _Found(dict(tallies), dict(shares), found.failures)
+    tallies, shares = sorted(results.tallies.items()), sorted(results.shares.items())
+    return _Results(dict(tallies), dict(shares), results.failures)
 
 
 def _fitting(response: Response, task: Task) -> Response:

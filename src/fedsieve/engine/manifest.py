@@ -1,4 +1,4 @@
-"""Proof that files are as they were written: lengths and hashes, in a list that proves itself.
+"""Manifests: lengths and hashes of files, in a list that ends in its own hash.
 
     fedsieve manifest 1
     <hash> <bytes> <file>        one line a file; of a file that grows, what it began with
@@ -120,8 +120,8 @@ def proved(text: str) -> bytes:
 
 def is_proved(data: bytes) -> bool | None:
     """Whether a configuration is as it was written; None where it has no proof at all."""
-    text, found, proof = data.rpartition(_PROOF.encode())
-    if not found:
+    text, separator, proof = data.rpartition(_PROOF.encode())
+    if not separator:
         return None
     return proof == xxhash.xxh3_128_hexdigest(text).encode() + b"\n"
 

@@ -3,7 +3,7 @@
 A forgotten mask costs only bytes: the next message carries it whole.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,11 +37,21 @@ def remember(table: MaskTable, masks: dict[Hash, Bools]) -> MaskTable:
     return after
 
 
+def subset(table: MaskTable, marks: Iterable[Hash]) -> MaskTable:
+    """Those of the named masks that are still in the table."""
+    return {mark: table[mark] for mark in marks if mark in table}
+
+
 def recall(table: MaskTable, marks: Iterable[Hash]) -> dict[Hash, Bools]:
-    """Those of the masks that are still held."""
-    return {mark: _unpacked(table[mark]) for mark in marks if mark in table}
+    """The same masks as booleans."""
+    return unpacked(subset(table, marks))
 
 
-def _unpacked(packed: Packed) -> Bools:
+def unpacked(masks: Mapping[Hash, Packed | None]) -> dict[Hash, Bools]:
+    """Masks as booleans; those that are only named are left out."""
+    return {mark: _bools(packed) for mark, packed in masks.items() if packed is not None}
+
+
+def _bools(packed: Packed) -> Bools:
     flat = np.unpackbits(np.frombuffer(packed.bits, np.uint8), count=packed.size)
     return flat.view(np.bool_)

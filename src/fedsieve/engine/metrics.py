@@ -5,8 +5,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedsieve.core.method import Load
-from fedsieve.engine.client import Failure, Reply, Share
 from fedsieve.engine.evaluate import Scores, Shares
+from fedsieve.engine.requests import Failure, Reply, Share
 from fedsieve.metrics.bytes import Sent, total
 from fedsieve.metrics.rows import Evaluation, Row
 

@@ -22,7 +22,7 @@ class Invited(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Who did not count in a round that is played again."""
+    """Clients that did not count in a round that is played again."""
 
     lost: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
@@ -30,7 +30,7 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the loop is asked to do."""
+    """The settings of a run that the round loop needs."""
 
     seed: int
     rounds: int
@@ -47,7 +47,7 @@ class Plan:
     record: Mapping[int, Row] = field(default_factory=dict)  # rounds to be played as they went
 
     def invite(self, method: AnyMethod, server: Any, done: int, num_clients: int) -> Invited:
-        """Who takes part in the round after `done` rounds."""
+        """Choose the clients of the round after `done` rounds."""
         asked, draw = method.cohort(server, self.cohort, done)
         size = num_clients if asked is None else asked
         if not 1 <= size <= num_clients:
@@ -60,6 +60,6 @@ class Plan:
         return Invited(drawn, spare)
 
     def recorded(self, number: int) -> Recorded:
-        """Who failed and who came late in the record of round `number`."""
+        """Clients that failed and that came late in the record of round `number`."""
         row = self.record.get(number)
         return Recorded(frozenset(row.lost), frozenset(row.late)) if row else Recorded()

@@ -22,7 +22,11 @@ from fedsieve.engine.broadcast import (
     frames_of,
     sent,
 )
-from fedsieve.engine.client import (
+from fedsieve.engine.evaluate import Scores, evaluate, shares_of_cohort
+from fedsieve.engine.mask_cache import MaskTable, recall, remember, subset
+from fedsieve.engine.metrics import Accepted, Exchange, load_of, round_metrics
+from fedsieve.engine.plan import Plan
+from fedsieve.engine.requests import (
     Executor,
     Failure,
     Observe,
@@ -32,10 +36,6 @@ from fedsieve.engine.client import (
     Response,
     Train,
 )
-from fedsieve.engine.evaluate import Scores, evaluate, shares_of_cohort
-from fedsieve.engine.mask_cache import MaskTable, recall, remember
-from fedsieve.engine.metrics import Accepted, Exchange, load_of, round_metrics
-from fedsieve.engine.plan import Plan
 from fedsieve.engine.store import Stores
 from fedsieve.engine.trust import (
     believed,
@@ -292,7 +292,7 @@ class Rounds:
             encoded.payload.data,
             encoded.schema if encoded.is_told else b"",
             held.intersection(client_cache.up),
-            recall(position.masks, client_cache.masks),
+            subset(position.masks, client_cache.masks),
             self.stores.states.get(client),
             self.stores.residuals.get(client),
             fold(self.plan.seed, "client", position.done + 1, client),
@@ -344,7 +344,7 @@ class Rounds:
                 client,
                 encoded.payload.data,
                 encoded.schema if encoded.is_told else b"",
-                recall(position.masks, caches.get(client, ClientCache()).masks),
+                subset(position.masks, caches.get(client, ClientCache()).masks),
                 self.stores.states.get(client),
                 number,
             )

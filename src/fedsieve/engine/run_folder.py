@@ -13,20 +13,17 @@ time.
 """
 
 import errno
-import json
 import logging
 import tomllib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 from filelock import FileLock, Timeout
 
 from fedsieve.core.errors import ResumeError, StorageError
-from fedsieve.core.message import Mask, Params
 from fedsieve.engine import blob, disk, manifest
 from fedsieve.engine.checkpoint import (
     LINES,
@@ -38,15 +35,16 @@ from fedsieve.engine.checkpoint import (
     is_old,
     saved_of,
 )
-from fedsieve.engine.manifest import Hasher, Mark, fault_of, hashed, is_proved, mark_of, proved
-from fedsieve.engine.rounds import Checkpoint, RoundResult
+from fedsieve.engine.manifest import is_proved, mark_of, proved
+from fedsieve.engine.old_checkpoints import adopt
+from fedsieve.engine.records import Records
+from fedsieve.engine.rounds import Checkpoint
 from fedsieve.engine.store import Stores, state_path
-from fedsieve.metrics.rows import Row, Summary, read_row
+from fedsieve.metrics.rows import Row, Summary
 
 T = TypeVar("T")
 log = logging.getLogger("fedsieve")
 KEPT_CHECKPOINTS = 2
-MOST_SUPPORTS = 40
 RESULT = ("config.toml", *LINES, "result.json", *RECORDS)  # what reports are made of
 _UNUSED = {"lock", "checkpoints", "config.toml.tmp"}  # left by a process that ended at once
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
@@ -58,13 +56,9 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.clients = path / "clients"
-        self.messages = path / "messages"
-        self.supports = path / "supports"
         self._checkpoints = path / "checkpoints"
         self._config = ""
-        self._lines = {name: Hasher() for name in LINES}
-        self._reached = {name: lines.mark for name, lines in self._lines.items()}  # whole rounds
-        self._records: dict[str, Mark] = {}
+        self.records = Records(path)
         self._is_rooted = False
 
     @property
@@ -73,7 +67,7 @@ class RunFolder:
 
     @contextmanager
     def opened(self, config_text: str, *, resume: bool) -> Iterator[None]:
-        """Keep the configuration that gives the run as it will be, and other processes out.
+        """Lock the folder for this process, and write the configuration of a new run.
 
         Raises:
             ResumeError: a run is to start afresh in a folder in use, and no result is written over;
@@ -151,33 +145,6 @@ class RunFolder:
             f"{self.path}: cannot be a run folder ({error.strerror}). Choose another --out."
         )
 
-    def append(self, played: RoundResult) -> None:
-        """Add a round; its row is written last."""
-        for frame in played.frames:
-            disk.make_folder(self.messages)
-            self._record(f"messages/{frame.file_name}", msgspec.msgpack.encode(frame))
-        self._add("messages.jsonl", played.messages)
-        self._add("evaluations.jsonl", [played.evaluation] if played.evaluation else [])
-        self._add("rounds.jsonl", [played.row])
-        self._reached = {name: lines.mark for name, lines in self._lines.items()}
-
-    def keep_support(self, number: int, gates: Mask | Params) -> None:
-        """Keep where the global model is not 0, or its gates in steps of 1/255.
-
-        Of many rounds about evenly spread ones, the first and the last among them.
-        """
-        disk.make_folder(self.supports)
-        flat = np.concatenate([g.numpy().reshape(-1) for g in gates.values()])
-        is_mask = flat.dtype == np.bool_
-        data = np.packbits(flat) if is_mask else np.rint(flat * 255).astype(np.uint8)
-        name = f"{number:07d}.{'bits' if is_mask else 'gates'}"
-        self._record(f"supports/{name}", data.tobytes())
-        kept = kept_supports(self.path)
-        if len(kept) > MOST_SUPPORTS:
-            rounds = [int(path.stem) for path in kept]
-            gaps = [after - before for before, after in zip(rounds, rounds[2:], strict=False)]
-            self._drop(kept[1 + gaps.index(min(gaps))])  # the one between the nearest neighbours
-
     def save(self, position: Checkpoint, stores: Stores) -> None:
         """Write a checkpoint, then drop what no checkpoint needs any more.
 
@@ -190,9 +157,7 @@ class RunFolder:
         target = CheckpointFolder(self.path, position.done)
         if target.path.exists():
             return
-        for name in LINES:
-            if (self.path / name).exists():
-                disk.sync(self.path / name)
+        self.records.sync()
         fresh = self._checkpoints / "fresh.tmp"
         disk.remove(fresh)
         disk.make_folder(fresh)
@@ -201,7 +166,7 @@ class RunFolder:
         marks = {f"{target.name}/{name}": mark_of(data) for name, data in files.items()}
         for name, store in stores._asdict().items():
             marks |= {f"clients/{name}/{file}": mark for file, mark in store.files().items()}
-        files[manifest.NAME] = manifest.pack(marks | self._reached | self._records)
+        files[manifest.NAME] = manifest.pack(marks | self.records.lines | self.records.files)
         for name, data in files.items():
             disk.write(fresh / name, data)
         disk.sync(fresh)
@@ -210,20 +175,12 @@ class RunFolder:
             self._is_rooted = True
         disk.rename(fresh, target.path)
         disk.sync(self._checkpoints)
-        found = checkpoints_of(self.path)
-        for old in found[:-KEPT_CHECKPOINTS]:
+        checkpoints = checkpoints_of(self.path)
+        for old in checkpoints[:-KEPT_CHECKPOINTS]:
             disk.remove(old.path)
-        kept = [checkpoint.saved() for checkpoint in found[-KEPT_CHECKPOINTS:]]
+        kept = [checkpoint.saved() for checkpoint in checkpoints[-KEPT_CHECKPOINTS:]]
         for name, store in stores._asdict().items():
             store.forget_all_but([saved.of(name) for saved in kept])
-
-    def rows(self) -> list[Row]:
-        """All rounds that were finished."""
-        try:
-            lines = complete_lines(self.path / "rounds.jsonl")
-            return [read_row(line) for line in lines]
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ResumeError(f"{self.path}: rounds.jsonl cannot be read ({error}).") from error
 
     def load(
         self, server_kind: type, stores: Stores, free: Collection[str] = ()
@@ -235,14 +192,14 @@ class RunFolder:
         Raises:
             ResumeError: no checkpoint is whole, or the run is another one.
         """
-        found, faults = checkpoints_of(self.path), list[str]()
-        if found and is_old(self.path):
-            self._adopt(found)
+        checkpoints, faults = checkpoints_of(self.path), list[str]()
+        if checkpoints and is_old(self.path):
+            adopt(self.path, checkpoints, len(self.records.rows()))
         newer = list[CheckpointFolder]()
-        while found and (fault := next(found[-1].faults(), None)):
-            newer.append(found.pop())
+        while checkpoints and (fault := next(checkpoints[-1].faults(), None)):
+            newer.append(checkpoints.pop())
             faults.append(f"{newer[-1].name} is left out: {fault}")
-        if newer and not found:
+        if newer and not checkpoints:
             raise ResumeError(
                 f"{self.path}: no checkpoint is whole. {'; '.join(faults)}. "
                 "Put back a copy of the files, or start again in a new folder."
@@ -250,22 +207,22 @@ class RunFolder:
         for text in faults:
             log.warning("%s: %s. Its rounds are run again.", self.path, text)
         disk.remove(self.path / manifest.NAME)  # of a result that will be another one
-        if not found:
-            self._go_back({}, 0)
+        if not checkpoints:
+            self.records.go_back({}, 0)
             self._write_config()
             return None, []
-        checkpoint = found[-1]
+        checkpoint = checkpoints[-1]
         saved, marks = checkpoint.saved(), checkpoint.marks()
         self._check_same(saved.config, free)
         server = blob.read(server_kind, checkpoint.path / SERVER)
         for name, store in stores._asdict().items():
             place = f"clients/{name}/"
-            own = {n.removeprefix(place): m for n, m in marks.items() if n.startswith(place)}
-            store.restore(saved.of(name), own)
+            files = {n.removeprefix(place): m for n, m in marks.items() if n.startswith(place)}
+            store.restore(saved.of(name), files)
         for damaged in newer:
             disk.remove(damaged.path)
-        self._go_back(marks, saved.done)
-        rows = self.rows()
+        self.records.go_back(marks, saved.done)
+        rows = self.records.rows()
         if len(rows) != saved.done:
             raise ResumeError(
                 f"{self.path}: rounds.jsonl has {len(rows)} rows up to round {saved.done}. "
@@ -280,11 +237,11 @@ class RunFolder:
         Raises:
             ResumeError: it is damaged.
         """
-        found = checkpoints_of(self.path)
-        if not found:
+        if not (checkpoints := checkpoints_of(self.path)):
             return None
-        found[-1].check(f"{found[-1].name}/{SERVER}")
-        server: T = blob.read(kind, found[-1].path / SERVER)
+        newest = checkpoints[-1]
+        newest.check(f"{newest.name}/{SERVER}")
+        server: T = blob.read(kind, newest.path / SERVER)
         return server
 
     def state(self, kind: type[T], client: int) -> T | None:
@@ -293,117 +250,40 @@ class RunFolder:
         Raises:
             ResumeError: it is damaged.
         """
-        found = checkpoints_of(self.path)
-        if not found:
+        if not (checkpoints := checkpoints_of(self.path)):
             return None
-        found[-1].check(f"{found[-1].name}/{POSITION}")
-        version = found[-1].saved().of("states").get(client)
+        newest = checkpoints[-1]
+        newest.check(f"{newest.name}/{POSITION}")
+        version = newest.saved().of("states").get(client)
         if version is None:
             return None
         path = state_path(self.clients / "states", client, version)
-        found[-1].check(f"clients/states/{path.name}")
+        newest.check(f"clients/states/{path.name}")
         state: T = blob.read(kind, path)
         return state
 
     def finish(self, summary: Summary, model: dict[str, Any] | None) -> None:
         """Write the result, and the global model if there is one; then what proves them."""
         disk.remove(self.path / manifest.NAME)
-        for name, mark in self._reached.items():
-            if (self.path / name).exists():
-                disk.cut(self.path / name, mark.size)  # a round that could not be written whole
+        self.records.cut()
         files = {} if model is None else {"model.safetensors": blob.tensor_file(model)}
         files["result.json"] = msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
         for name, data in files.items():
             disk.write(self.path / name, data)
-        marks = {"config.toml": mark_of(proved(self._config)), **self._reached}
-        marks |= {name: mark_of(data) for name, data in files.items()} | self._records
+        marks = {"config.toml": mark_of(proved(self._config)), **self.records.lines}
+        marks |= {name: mark_of(data) for name, data in files.items()} | self.records.files
         disk.write(self.path / manifest.NAME, manifest.pack(marks))
 
     def _write_config(self) -> None:
         disk.write(self.path / "config.toml", proved(self._config))
 
-    def _add(self, name: str, lines: Iterable[msgspec.Struct]) -> None:
-        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-        disk.append(self.path / name, data)
-        self._lines[name].update(data)
-
-    def _record(self, name: str, data: bytes) -> None:
-        disk.write(self.path / name, data)
-        self._records[name] = mark_of(data)
-
-    def _drop(self, path: Path) -> None:
-        disk.remove(path)
-        self._records.pop(str(path.relative_to(self.path)), None)
-
-    def _go_back(self, marks: dict[str, Mark], done: int) -> None:
-        """Cut off what was written after round `done`, and leave out records that are damaged."""
-        for name in LINES:
-            size = marks[name].size if marks else 0
-            disk.cut(self.path / name, size)
-            self._lines[name] = hashed(self.path / name)
-        self._reached = {name: lines.mark for name, lines in self._lines.items()}
-        for path in kept_supports(self.path):
-            if int(path.stem) > done:
-                self._drop(path)
-        for name, mark in marks.items():
-            if name.split("/")[0] not in RECORDS or not (self.path / name).exists():
-                continue
-            if fault := fault_of(self.path, name, mark):
-                log.warning("%s: %s, it is removed.", self.path, fault)
-                disk.remove(self.path / name)
-            else:
-                self._records[name] = mark
-
     def _check_same(self, config: str, free: Collection[str]) -> None:
         """Raise ResumeError if a checkpoint was made with another configuration."""
-        ours, theirs = tomllib.loads(self._config), tomllib.loads(config or self._config)
-        for before, now in ((theirs, ours), (theirs.get("options", {}), ours.get("options", {}))):
+        given, saved = tomllib.loads(self._config), tomllib.loads(config or self._config)
+        for before, now in ((saved, given), (saved.get("options", {}), given.get("options", {}))):
             for name in before.keys() & now.keys() - set(free) - {"options"}:
                 if before[name] != now[name]:
                     raise ResumeError(
                         f"{self.path}: config.toml has {name} = {now[name]!r}, the checkpoint was "
                         f"made with {before[name]!r}: it is that of another run. Put back its own."
                     )
-
-    def _adopt(self, found: list[CheckpointFolder]) -> None:
-        """Give the newest readable checkpoint of an older version a manifest, as it is now."""
-        reached = len(self.rows())
-        for checkpoint in reversed(found):
-            if checkpoint.done > reached:
-                disk.remove(checkpoint.path)  # its rows were lost, as in a power cut
-                continue
-            saved, marks = checkpoint.saved(), dict[str, Mark]()
-            for name in LINES:
-                kept = [x for x in complete_lines(self.path / name) if _round(x) <= saved.done]
-                marks[name] = mark_of(b"".join(kept))
-            files = [f"{checkpoint.name}/{SERVER}", f"{checkpoint.name}/{POSITION}"]
-            for store in saved.versions:
-                place = Path("clients") / store
-                files += [str(state_path(place, c, v)) for c, v in saved.of(store).items()]
-            try:
-                marks |= {name: hashed(self.path / name).mark for name in files}
-            except OSError as error:
-                raise ResumeError(f"{error.filename}: {error.strerror}. Start again.") from error
-            disk.write(checkpoint.path / manifest.NAME, manifest.pack(marks))
-            return
-
-
-def complete_lines(path: Path) -> list[bytes]:
-    """Lines that were written whole: the last one may be being written, or cut off by a crash."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [line for line in lines if line.endswith(b"\n")]
-
-
-def kept_supports(run: Path) -> list[Path]:
-    """The files of supports (bits) and gates in a run folder, by round."""
-    found = (run / "supports").glob("*")
-    return sorted(path for path in found if path.suffix in {".bits", ".gates"})
-
-
-def _round(line: bytes) -> int:
-    try:
-        return int(json.loads(line)["round"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise ResumeError(
-            f"a line of the folder cannot be read ({error}): {line[:60]!r}"
-        ) from error

@@ -19,7 +19,7 @@ from fedsieve.engine.manifest import Mark, fault_of, mark_of
 
 
 class Receipt(NamedTuple):
-    """What a server keeps in place of a state that stays with its owner."""
+    """Stands for a state that stays with its owner."""
 
     version: int  # the round whose reply was accepted; 0 before the first
     digest: Tensor  # 16 bytes

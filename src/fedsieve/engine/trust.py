@@ -1,4 +1,4 @@
-"""What of a reply is believed: how many examples a client has, and what an update may do."""
+"""Checks of replies: claimed numbers of examples, shapes, and the size of an update."""
 
 import math
 from collections import Counter
@@ -11,9 +11,9 @@ from torch import Tensor
 from fedsieve.core import tree
 from fedsieve.core.errors import RoundError
 from fedsieve.core.message import Natural, Number, fields
-from fedsieve.engine.client import Failure
 from fedsieve.engine.metrics import Accepted
 from fedsieve.engine.plan import Plan
+from fedsieve.engine.requests import Failure
 from fedsieve.robust.aggregation import Mean, Round
 from fedsieve.robust.updates import clipped
 
@@ -22,7 +22,7 @@ BLOWN_UP = 1e9  # times the largest value before, or 1
 
 
 def wrong_claim(up: Any, client: int, examples: int | None) -> str:
-    """Which number of a reply is not its sender's; empty if none is.
+    """What is wrong with the numbers that a reply claims; empty if nothing is.
 
     `examples` is what the client is known to hold, if that is known.
     """
@@ -75,7 +75,7 @@ def believed(plan: Plan, ups: Sequence[Any], downs: Sequence[Any]) -> list[Any]:
 
 
 def needs_broadcasts(plan: Plan) -> bool:
-    """Whether `believed` compares replies with what they answer."""
+    """Whether `believed` needs the broadcasts."""
     return plan.clip_update is not None or not isinstance(plan.aggregation, Mean)
 
 

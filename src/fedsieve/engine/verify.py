@@ -1,4 +1,4 @@
-"""What of a run folder is whole, file by file, and what a run can go on from."""
+"""Verification of a run folder, file by file, and of what a run can resume from."""
 
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -32,7 +32,7 @@ class Check(msgspec.Struct, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """What a run folder is worth.
+    """The state of a run folder.
 
     Attributes:
         is_whole: every file that a manifest names is as it was written.
@@ -50,7 +50,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 
 def verify(folder: Path) -> Verdict:
-    """Hold every file of a run against what its manifests say.
+    """Check every file of a run against its manifests.
 
     Raises:
         DataError: it is not a run folder.
@@ -76,10 +76,10 @@ class _Verifier:
         self._files: dict[str, File] = {}
 
     def verdict(self) -> Verdict:
-        found = checkpoints_of(self._folder)
+        checkpoints = checkpoints_of(self._folder)
         config = self._config()
         self._result()
-        checks = [self._checkpoint(checkpoint) for checkpoint in found]
+        checks = [self._checkpoint(checkpoint) for checkpoint in checkpoints]
         for name in ("result.json", "model.safetensors", *LINES):
             if name not in self._files and (self._folder / name).exists():
                 self._add(name, "unproved", "no manifest says what it was")

@@ -129,7 +129,7 @@ def play(
             with Interrupt() as interrupt:
                 for played in rounds.play(position):
                     if folder:
-                        folder.append(played)
+                        folder.records.append(played)
                         _keep_support(job, played, folder)
                     position = played.position
                     rows.append(played.row)
@@ -163,7 +163,7 @@ def _replayed(
         raise ResumeError(f"{path}: not a run folder, there is no config.toml in it.")
     record.check_config()
     check_finished(path, ("rounds.jsonl",))
-    rows = {row.round: row for row in record.rows()}
+    rows = {row.round: row for row in record.records.rows()}
     config = make(configuration.read_toml(path / "config.toml") | changed)
     with one_thread():
         job = build(replace(config, rounds=len(rows) or config.rounds), dataset)
@@ -186,7 +186,7 @@ def _keep_support(job: Job, played: RoundResult, folder: RunFolder) -> None:
     model = job.method.deploy(server, ())
     if played.evaluation is not None and model is not None and played.row.density < 1:
         support = masks.nonzero(model, job.method.task.graph.maskable)
-        folder.keep_support(played.row.round, job.method.open_gates(server) or support)
+        folder.records.keep_support(played.row.round, job.method.open_gates(server) or support)
 
 
 def _scratch() -> "tempfile.TemporaryDirectory[str]":

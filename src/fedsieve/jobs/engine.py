@@ -9,11 +9,13 @@ from typing import Any, NamedTuple, TypeAlias
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.options import read
-from fedsieve.engine.client import ClientRuntime, Executor, Wire
+from fedsieve.data.sources.registry import is_remote
+from fedsieve.engine.client import ClientRuntime, Wire
 from fedsieve.engine.executors.cores import busy
 from fedsieve.engine.executors.inline import Inline
 from fedsieve.engine.executors.pool import Pool
 from fedsieve.engine.plan import Plan
+from fedsieve.engine.requests import Executor
 from fedsieve.engine.rounds import Rounds
 from fedsieve.engine.store import Receipt, Stores, open_stores
 from fedsieve.jobs.job import Job
@@ -35,7 +37,7 @@ OpenEngine: TypeAlias = Callable[[Job, Path], AbstractContextManager[Engine]]
 def local_engine(job: Job, folder: Path) -> Iterator[Engine]:
     """All clients on this machine, their states below `folder`."""
     config = job.config
-    if config.dataset.startswith("elsewhere"):
+    if is_remote(config.dataset):
         raise ConfigError(
             f"dataset={config.dataset!r}: there is no data here to train on. `fedsieve deploy` "
             "runs it on the nodes that have some; name another data set for a run on this machine."

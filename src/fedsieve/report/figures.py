@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedsieve.core.errors import ConfigError, DataError, FedsieveError
 from fedsieve.core.options import spell
 from fedsieve.data.partitions.partition import Share, describe
-from fedsieve.engine.run_folder import kept_supports
+from fedsieve.engine.records import kept_supports
 from fedsieve.jobs.api import one_thread
 from fedsieve.jobs.job import split_data
 from fedsieve.jobs.library import Record, read_run

@@ -9,12 +9,12 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 from fedsieve.core import tree
 from fedsieve.deploy.dispatch import Remote
-from fedsieve.deploy.flower.transport import GridCarrier
+from fedsieve.deploy.flower.transport import GridTransport
 from fedsieve.deploy.server import receipts
 from fedsieve.jobs import api
 from fedsieve.jobs.api import Watcher
 from fedsieve.jobs.engine import Engine
-from grid import LocalGrid, desks, terms_of
+from grid import LocalGrid, node_servers, terms_of
 from small import METHODS, small_job, steady
 
 
@@ -25,12 +25,12 @@ def played(job, folder, before_call=lambda client: None):
         before_call(client)
         return node_server.answer(envelope)
 
-    found = desks(job, folder / "nodes")
+    found = node_servers(job, folder / "nodes")
     grid = LocalGrid({100 + c: partial(answer, client=c, node_server=d) for c, d in found.items()})
 
     @contextmanager
     def nodes(job, states):
-        yield Engine(receipts(states), Remote(GridCarrier(lambda: grid), terms_of(job)))
+        yield Engine(receipts(states), Remote(GridTransport(lambda: grid), terms_of(job)))
 
     return api.play(job, None, resume=False, watcher=Watcher(), open_engine=nodes)
 

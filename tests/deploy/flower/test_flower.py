@@ -13,7 +13,7 @@ import fedsieve
 from fedsieve.core.errors import ConfigError
 from fedsieve.deploy import flower, versions
 from fedsieve.deploy.flower import private
-from fedsieve.deploy.flower.transport import GridCarrier
+from fedsieve.deploy.flower.transport import GridTransport
 from fedsieve.deploy.open_calls import Arrived, LostError
 from grid import LocalGrid
 
@@ -88,7 +88,7 @@ class Choking(LocalGrid):
 def test_an_answer_that_flower_cannot_read_is_a_failure_of_its_sender_alone():
     grid = Choking({100: lambda envelope: b"good", 101: lambda envelope: b"bad"})
     grid.bad = 101
-    transport = GridCarrier(lambda: grid)
+    transport = GridTransport(lambda: grid)
     envelopes = {100: b"call", 101: b"call"}
     names = transport.push(envelopes, 30)
     with pytest.raises(LostError):  # all answers of the batch are gone: calls go out again

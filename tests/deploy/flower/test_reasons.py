@@ -13,11 +13,11 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 import httpx
 import msgspec
 
-from fedsieve.deploy import proxy as gate
+from fedsieve.deploy import proxy
 from fedsieve.deploy.certificates import make_all
 from fedsieve.deploy.flower.fleet import Fleet
 from fedsieve.deploy.flower.reasons import reason_of
-from fedsieve.deploy.processes import Children, free_port, gate_command
+from fedsieve.deploy.processes import Children, free_port, proxy_command
 from fedsieve.deploy.signature import fresh_key
 
 
@@ -30,28 +30,28 @@ def folder(tmp_path_factory):
 
 
 @contextmanager
-def gate_at(folder, host, certs):
-    """A gate with no SuperLink behind it."""
+def proxy_at(folder, host, certs):
+    """A proxy with no SuperLink behind it."""
     name = f"{host}-{certs}"
     home = folder / str(certs) / "server"
     files = {"ca": "ca.crt", "certificate": "server.crt", "key": "server.key"} if certs else {}
-    settings = gate.Settings(
+    settings = proxy.Settings(
         host=host, port=free_port(), superlink=f"unix:{folder}/none", traffic="",
         **{field: str(home / file) for field, file in files.items()},
     )  # fmt: skip
     path = folder / f"{name}.json"
     path.write_bytes(msgspec.json.encode(settings))
     with Children() as children:
-        children.keep(gate_command(path), folder / f"{name}.log", folder)
+        children.keep(proxy_command(path), folder / f"{name}.log", folder)
         yield settings.port
 
 
 @pytest.fixture(scope="module")
 def doors(folder):
     with (
-        gate_at(folder, "127.0.0.1", "keys") as tls,
-        gate_at(folder, "127.0.0.2", "keys") as other,
-        gate_at(folder, "127.0.0.1", None) as plain,
+        proxy_at(folder, "127.0.0.1", "keys") as tls,
+        proxy_at(folder, "127.0.0.2", "keys") as other,
+        proxy_at(folder, "127.0.0.1", None) as plain,
     ):
         yield {
             "tls": f"localhost:{tls}", "other name": f"127.0.0.2:{other}",

@@ -1,7 +1,7 @@
 """Data sets by name: `load("fashion_mnist", root, key)`, and the table of what there is.
 
 digits, mnist, tiny_shakespeare(window=40), synthetic(task=values, density=0.1), ...
-elsewhere(owners=3, shape=[64], outputs=10)   the form of data that stays with its owners
+remote(owners=3, shape=[64], outputs=10)      the form of data that stays with its owners
 npz:PATH                          arrays x, y, x_test, y_test (owners, owners_test) of your own
 python:package.module:function    a function of your own that returns a Dataset
 """
@@ -27,7 +27,7 @@ from fedsieve.data.sources.images import (
     Mnist,
     QmnistWriters,
 )
-from fedsieve.data.sources.remote import Elsewhere
+from fedsieve.data.sources.remote import Remote
 from fedsieve.data.sources.synthetic import Synthetic
 from fedsieve.data.sources.texts import Delicious, Rcv1, Rcv1Small, TinyShakespeare
 
@@ -44,11 +44,14 @@ FILE_SOURCES: tuple[type[FileSource], ...] = (
     Rcv1Small,
     Rcv1,
 )
-Source: TypeAlias = Digits | Synthetic | Elsewhere | FileSource
+Source: TypeAlias = Digits | Synthetic | Remote | FileSource
 LISTED: tuple[type[Digits | Synthetic | FileSource], ...] = (Digits, Synthetic, *FILE_SOURCES)
-RENAMED = {"shakespeare": "tiny_shakespeare"}  # it is not the one of LEAF
+RENAMED = {
+    "shakespeare": "tiny_shakespeare",  # it is not the one of LEAF
+    "elsewhere": "remote",
+}
 log = logging.getLogger("fedsieve")
-SOURCES: tuple[type[Source], ...] = (*LISTED, Elsewhere)
+SOURCES: tuple[type[Source], ...] = (*LISTED, Remote)
 
 
 class Listing(NamedTuple):
@@ -62,7 +65,7 @@ class Listing(NamedTuple):
 
 def catalogue(root: Path | None = None) -> list[Listing]:
     """All named sources, and whether their files are there."""
-    present = dict.fromkeys((Digits, Synthetic, Elsewhere), True) | {
+    present = dict.fromkeys((Digits, Synthetic, Remote), True) | {
         s: is_present(s, root) for s in FILE_SOURCES
     }
     return [Listing(options.name_of(s), s.about, s.examples, present[s]) for s in LISTED]
@@ -88,12 +91,18 @@ def load(spec: str, root: Path | None, seed_key: Key) -> Dataset:
         source = options.read(_renamed(spec), SOURCES, "data set")
         if isinstance(source, Synthetic):
             dataset = source.draw(seed_key)
-        elif isinstance(source, Digits | Elsewhere):
+        elif isinstance(source, Digits | Remote):
             dataset = source.load()
         else:
             dataset = source.load(_located(source, root))
     dataset.check()
     return dataset
+
+
+def is_remote(spec: str) -> bool:
+    """Whether the data set that `spec` names stays with the nodes of a deployment."""
+    name = spec.partition("(")[0].strip()
+    return RENAMED.get(name, name) == options.name_of(Remote)
 
 
 def _renamed(spec: str) -> str:

@@ -12,8 +12,8 @@ _LAYOUTS: dict[int, Layout] = {1: "rows", 3: "images"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elsewhere:
-    """The form of data that `fedsieve node` brings.
+class Remote:
+    """The form of data that stays with the nodes of a deployment.
 
     Attributes:
         shape: of one example: [features], or [height, width, channels] of an image.
@@ -27,11 +27,11 @@ class Elsewhere:
     task: Literal["values", "labels", "classes"] = "classes"
 
     def __post_init__(self) -> None:
-        in_range("elsewhere: owners", self.owners, 1)
-        in_range("elsewhere: outputs", self.outputs, 1)
-        in_range("elsewhere: len(shape)", len(self.shape), 1, 3)
+        in_range("remote: owners", self.owners, 1)
+        in_range("remote: outputs", self.outputs, 1)
+        in_range("remote: len(shape)", len(self.shape), 1, 3)
         for size in self.shape:
-            in_range("elsewhere: shape", size, 1)
+            in_range("remote: shape", size, 1)
 
     def load(self) -> Dataset:
         """One empty example for each owner, so that everything else has its shape."""
@@ -43,7 +43,7 @@ class Elsewhere:
             y = torch.zeros(self.owners)
         owners = torch.arange(self.owners)
         return Dataset(
-            name="elsewhere",
+            name="remote",
             x=x,
             y=y,
             x_test=x,

@@ -25,13 +25,13 @@ logging.getLogger("flwr").setLevel(logging.WARNING)
 HEARTBEAT_SECONDS = 30.0  # a node that is silent twice as long is taken for gone
 _AGAIN_SECONDS = 0.5
 _PIECE_SECONDS = 30.0  # for the next piece of a message whose sender may have gone
-_HELD_SECONDS = 0.5  # a gate holds an empty answer back; one that comes sooner is of another door
+_HELD_SECONDS = 0.5  # an empty answer that comes sooner was not held by our proxy
 _IDLE_SECONDS = (0.25, 3.0)
 T = TypeVar("T")
 
 
 class Fleet:
-    """What a node asks of a SuperLink.
+    """A node's calls to a SuperLink.
 
     Args:
         server: host:port.
@@ -55,11 +55,11 @@ class Fleet:
         """The next message; None if there is none yet."""
         node = flwr.Node(node_id=self._joined())
         start = time.monotonic()
-        found = self._client.PullMessages(flwr.PullMessagesRequest(node=node))
-        if found.messages_list:
+        pulled = self._client.PullMessages(flwr.PullMessagesRequest(node=node))
+        if pulled.messages_list:
             self._pause = _IDLE_SECONDS[0]
-            announced = flwr.message_from_proto(found.messages_list[0])
-            return self._whole(announced, found.message_object_trees[0], node)
+            announced = flwr.message_from_proto(pulled.messages_list[0])
+            return self._whole(announced, pulled.message_object_trees[0], node)
         if time.monotonic() - start < _HELD_SECONDS:
             self._stop.wait(self._pause)
             self._pause = min(self._pause * 1.1, _IDLE_SECONDS[1])
@@ -93,7 +93,7 @@ class Fleet:
         self._node = None
 
     def leave(self) -> None:
-        """Say good-bye."""
+        """Disconnect."""
         self._stop.set()
         try:
             if self._node is not None:
@@ -138,11 +138,11 @@ class Fleet:
         for name in flwr.names_of(tree):
             wanted = flwr.PullObjectRequest(node=node, run_id=run, object_id=name)
             while name not in objects:
-                found = _again(lambda w=wanted: self._client.PullObject(w), end)  # type: ignore[misc]
-                if found.object_available:
-                    objects[name] = found.object_content
+                pulled = _again(lambda w=wanted: self._client.PullObject(w), end)  # type: ignore[misc]
+                if pulled.object_available:
+                    objects[name] = pulled.object_content
                     end = time.monotonic() + _PIECE_SECONDS
-                elif time.monotonic() > end or not found.object_found:
+                elif time.monotonic() > end or not pulled.object_found:
                     raise BrokenError("the rest of a message never came; its sender has gone")
                 else:
                     time.sleep(0.1)

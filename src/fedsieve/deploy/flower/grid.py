@@ -71,8 +71,8 @@ class RuntimeGrid(Grid):
         unknown = [name for name in names if name not in self._partial]
         if unknown:
             asked = flwr.PullAppMessagesRequest(message_ids=unknown)
-            found = _patiently(self._client.PullMessages, asked)
-            for each, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            pulled = _patiently(self._client.PullMessages, asked)
+            for each, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
                 partial = _Partial(tree, flwr.names_of(tree))
                 self._partial[each.metadata.reply_to_message_id] = partial
         return [self._taken(name) for name in names if self._is_complete(name)]
@@ -94,16 +94,16 @@ class RuntimeGrid(Grid):
         partial = self._partial.get(name)
         while partial and partial.left:
             piece = partial.left[-1]
-            found = _patiently(
+            pulled = _patiently(
                 self._client.PullObject,
                 flwr.PullObjectRequest(node=self._node, run_id=self._run_id, object_id=piece),
             )
-            if not found.object_found:
+            if not pulled.object_found:
                 del self._partial[name]
                 raise WireError("a piece of a reply is gone: its sender broke off.")
-            if not found.object_available:
+            if not pulled.object_available:
                 return False
-            partial.objects[piece] = found.object_content
+            partial.objects[piece] = pulled.object_content
             partial.left.pop()
         return partial is not None
 

@@ -21,7 +21,7 @@ _START_SECONDS = 5.0
 
 
 class Connection(Protocol):
-    """What `Fleet` does."""
+    """A connection that messages are pulled from; `Fleet` is one."""
 
     def pull(self) -> Message | None:
         """The next message, if there is one."""
@@ -33,7 +33,7 @@ class Connection(Protocol):
         """Connect anew."""
 
     def leave(self) -> None:
-        """Say good-bye."""
+        """Disconnect."""
 
 
 class Troubles:
@@ -44,7 +44,7 @@ class Troubles:
         self.pause = _PAUSE_SECONDS[0]
 
     def meet(self, error: httpx.HTTPError) -> None:
-        """Tell it, and wait a little."""
+        """Log the reason of an error, and wait a little."""
         reason, now = self._why(error), time.monotonic()
         self._since = self._since or now
         is_short = isinstance(error, httpx.HTTPStatusError) and now - self._since < _START_SECONDS
@@ -69,7 +69,7 @@ def serve(
     is_over: Callable[[], bool],
     why: Callable[[httpx.HTTPError], str] = str,
 ) -> None:
-    """Answer what comes over a connection, until `is_over`."""
+    """Answer messages of a connection until `is_over`."""
     troubles = Troubles(why)
     try:
         while not is_over():

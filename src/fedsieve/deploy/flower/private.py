@@ -124,7 +124,7 @@ __all__ = [
     "message_from_proto",
 ]
 UNIX = "unix:"
-_CALL_SECONDS, _KEPT_SECONDS = 30.0, 45.0  # the gate closes what is idle for a minute
+_CALL_SECONDS, _KEPT_SECONDS = 30.0, 45.0  # the proxy closes what is idle for a minute
 _VERSION = RuntimeVersionHttpInterceptor(component_name="fedsieve")
 _Client = TypeVar("_Client", bound=ProtobufClient)
 

@@ -9,7 +9,7 @@ _ACTIVATION_FAILED = 2004  # Flower's number for a key that is not known, or in 
 
 
 def reason_of(error: httpx.HTTPError, server: str, certs: Path | None) -> str:
-    """What is wrong between this node and `server`, and the way out."""
+    """Why this node cannot reach `server`, and the way out."""
     text = " ".join(str(e) for e in (error, error.__cause__, error.__context__) if e)
     if isinstance(error, httpx.HTTPStatusError):
         return _refusal(error, server, certs)

@@ -1,4 +1,4 @@
-"""The server's place at a SuperLink: node keys, a run, its task, and the grid that goes with it."""
+"""The server's connection to a SuperLink: node keys, a run, its task and its grid."""
 
 import hashlib
 import logging
@@ -41,7 +41,7 @@ _EMPTY = b"raise SystemExit('fedsieve jobs are run by `fedsieve deploy` and `fed
 
 @dataclass
 class SuperLink:
-    """A SuperLink as its operator reaches it: on this machine, behind no gate."""
+    """A SuperLink as its operator reaches it: on this machine, without a proxy."""
 
     address: str  # unix:PATH or host:port
     ca: bytes | None = None  # None: no TLS
@@ -122,14 +122,14 @@ class SuperLink:
         with self.control() as control:
             for run in self.runs:
                 try:
-                    found = control.ListRuns(flwr.ListRunsRequest(run_id=run)).run_dict[run]
+                    run_info = control.ListRuns(flwr.ListRunsRequest(run_id=run)).run_dict[run]
                 except (httpx.HTTPStatusError, KeyError):  # of a SuperLink that was killed
                     continue
-                up, down = up + found.bytes_recv, down + found.bytes_sent
+                up, down = up + run_info.bytes_recv, down + run_info.bytes_sent
         return up, down
 
     def control(self) -> flwr.ControlHttpClient:
-        """What an operator may ask."""
+        """A client of the control interface."""
         return flwr.control(self.address, self.ca)
 
     def _token(self, run: int) -> str:
@@ -138,9 +138,9 @@ class SuperLink:
         wanted = flwr.AcquireTaskRequest(supported_task_types=[flwr.TaskType.SERVER_APP])
         with flwr.runtime(self.address, self.ca, secret=self.secret) as client:
             while time.monotonic() < end:
-                found = client.AcquireTask(wanted)
-                if found.token and found.task.run_id == run:
-                    return str(found.token)
+                acquired = client.AcquireTask(wanted)
+                if acquired.token and acquired.task.run_id == run:
+                    return str(acquired.token)
                 time.sleep(0.1)
         raise RoundError(f"the SuperLink at {self.address} gives no task for run {run}.")
 

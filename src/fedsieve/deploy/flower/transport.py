@@ -17,7 +17,7 @@ _LARGE_BYTES = 2**20  # Flower cuts arrays into pieces, but sends a configuratio
 
 
 def pack(envelope: bytes) -> RecordDict:
-    """A envelope as the only record of a message."""
+    """An envelope as the only record of a message."""
     if len(envelope) < _LARGE_BYTES:
         return RecordDict({_NAME: ConfigRecord({_NAME: envelope})})
     array = Array("uint8", (len(envelope),), _STYPE, envelope)
@@ -39,8 +39,8 @@ def unpack(content: RecordDict) -> bytes:
     raise WireError("the message holds no envelope.")
 
 
-class GridCarrier:
-    """Parcels over a grid, and over a new one when the connection is lost.
+class GridTransport:
+    """Envelopes over a grid, and over a new one when the connection is lost.
 
     Args:
         connect: makes a grid.

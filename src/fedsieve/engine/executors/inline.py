@@ -2,11 +2,12 @@
 
 from collections.abc import Generator, Iterable
 
-from fedsieve.engine.client import ClientRuntime, Request, Response
+from fedsieve.engine.client import ClientRuntime
+from fedsieve.engine.requests import Request, Response
 
 
 class Inline:
-    """Runs requests where it stands."""
+    """Executes requests in this process."""
 
     def __init__(self, runtime: ClientRuntime) -> None:
         self._runtime = runtime
