@@ -1,4 +1,4 @@
-"""Asymmetric numeral systems by constriction, where it is installed.
+"""Asymmetric numeral systems, by constriction.
 
 Probabilities travel as one-byte levels on an integer grid, and every table is computed from them
 in integers, so both ends hold the same table by construction. The numbers handed to constriction
@@ -8,16 +8,12 @@ are those integers as floats; `perfect=False` fixes how it rounds them.
 from functools import lru_cache
 from typing import Any, Final
 
+import constriction  # type: ignore[import-untyped,unused-ignore]
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
 from fedsieve.wire.bits import Bools, Ints, unpack
-
-try:
-    import constriction  # type: ignore[import-untyped,unused-ignore]
-except ImportError:  # the coders then use numpy alone, and cannot read what was made with it
-    constriction = None
 
 # Level 0 is 0; level j > 0 is a float of 3 mantissa bits: 8 values an octave, 6 % apart at most.
 LEVELS: Final = (0, *((8 + j % 8) << (j // 8) for j in range(255)))
@@ -41,10 +37,6 @@ def density_level(ones: int, size: int) -> int:
     rarer = size - ones if inverted else ones
     share = max(rarer * SCALE // size, 1) if rarer else 0
     return level_of(share, HALF) | inverted << 7
-
-
-def has_ans() -> bool:
-    return constriction is not None
 
 
 class AnsWriter:
@@ -81,8 +73,6 @@ class AnsReader:
     """Reads a stream of AnsWriter; the caller knows what comes, how much, and with what model."""
 
     def __init__(self, data: memoryview, what: str) -> None:
-        if constriction is None:
-            raise WireError(f"{what}: made with constriction, which is not installed here.")
         self._what = what
         words = np.frombuffer(bytes(data) + bytes(-len(data) % 4), "<u4").astype(np.uint32)
         if len(data) and not data[-1]:

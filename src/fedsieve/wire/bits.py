@@ -86,3 +86,9 @@ class Reader:
     def finish(self) -> None:
         if len(self._data):
             raise self.error(f"{len(self._data)} bytes are left over.")
+
+
+def bit_range(packed: NDArray[np.uint8], start: int, end: int) -> NDArray[np.uint8]:
+    """Bits from `start` to `end`, highest of each byte first."""
+    first = start // 8
+    return np.unpackbits(packed[first : (end + 7) // 8])[start - 8 * first : end - 8 * first]

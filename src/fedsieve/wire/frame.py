@@ -20,7 +20,7 @@ from fedsieve.core.errors import WireError
 from fedsieve.wire.bits import Pieces, Reader
 
 MAGIC = b"FSV1"
-VERSION = 4
+VERSION = 5
 NAME_BYTES = 7  # of a held mask
 _FIXED = struct.Struct("<4sHHI")
 _CHECK = struct.Struct("<Q")

@@ -5,11 +5,9 @@ The first byte says which coder was used:
 
     EMPTY, FULL   nothing follows
     BITMAP        eight positions a byte, lowest bit first
-    RICE          gaps between the rarer bits, Golomb-Rice; numpy only
     FLAT          ANS over packed bytes, one density for all positions
     LAYERS        ANS, each tensor by itself: empty columns left out, rows in bins of like density
     ROWS          a mask over rows, each kept or dropped whole
-    RANK          few of the rarer bits: how many, and the rank of their places
 """
 
 from collections.abc import Iterator
@@ -19,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
-from fedsieve.wire.ans import AnsReader, AnsWriter, has_ans
-from fedsieve.wire.bits import Bools, Ints, Reader, count_bytes
-from fedsieve.wire.places import FEW, bit_range, rank_bytes, read_ranks, read_rice, rice_bytes
+from fedsieve.wire.ans import AnsReader, AnsWriter
+from fedsieve.wire.bits import Bools, Ints, Reader, bit_range, count_bytes
 from fedsieve.wire.rows import MAX_BINS, entropy, row_bins
 
 Layout: TypeAlias = tuple[tuple[int, int], ...]
 
-EMPTY, FULL, BITMAP, RICE, FLAT, LAYERS, ROWS, RANK = range(8)
+EMPTY, FULL, BITMAP, FLAT, LAYERS, ROWS = range(6)
 _COLUMNS: Final = 32  # flags beside the number of bins
 _STEPS: Final = 64
 _AT_ONCE: Final = 1 << 14  # positions moved together
@@ -44,23 +41,15 @@ def encode_mask(kept: Bools, layout: Layout) -> bytes:
         rows = bytes([ROWS]) + encode_mask(whole, ((1, whole.size),))
         if 8 * len(rows) <= size + 8:
             return rows
-    flat_bits, found = entropy(ones, size), []
-    if has_ans():
-        plans = [_plan(part) for part in matrices(kept, layout)]
-        layer_bits = sum(plan.bits for plan in plans)
-        if min(flat_bits, layer_bits) + 32 < size:
-            flat = [_Plan(kept.reshape(1, -1), flat_bits)]
-            is_flat = flat_bits <= layer_bits
-            found.append(_tensors(FLAT, flat) if is_flat else _tensors(LAYERS, plans))
-    is_inverted = 2 * ones > size
-    if (rarer := min(ones, size - ones)) <= FEW:
-        places = np.flatnonzero(kept != is_inverted)
-        found.append(bytes([RANK, rarer | is_inverted << 7]) + rank_bytes((places, size)))
-    elif not has_ans() and flat_bits < 0.96 * size:
-        found.append(bytes([RICE]) + rice_bytes(kept, inverted=is_inverted))
-    if not found or 8 * min(map(len, found)) > size + 8:
-        return bytes([BITMAP]) + np.packbits(kept, bitorder="little").tobytes()
-    return min(found, key=len)
+    flat_bits, plans = entropy(ones, size), [_plan(part) for part in matrices(kept, layout)]
+    layer_bits = sum(plan.bits for plan in plans)
+    if min(flat_bits, layer_bits) + 32 < size:
+        flat = [_Plan(kept.reshape(1, -1), flat_bits)]
+        is_flat = flat_bits <= layer_bits
+        coded = _tensors(FLAT, flat) if is_flat else _tensors(LAYERS, plans)
+        if 8 * len(coded) <= size + 8:
+            return coded
+    return bytes([BITMAP]) + np.packbits(kept, bitorder="little").tobytes()
 
 
 def decode_mask(data: memoryview, layout: Layout) -> Bools:
@@ -80,20 +69,12 @@ def decode_mask(data: memoryview, layout: Layout) -> Bools:
         if bits[size:].any():
             raise reader.error(f"bits set behind the end of {size} positions.")
         kept = bits[:size].view(np.bool_)
-    elif tag == RICE:
-        kept = read_rice(reader, size)
-    elif tag == RANK:
-        head = reader.byte()
-        if head & 127 > min(FEW, size):
-            raise reader.error(f"at most {min(FEW, size)} places expected, found {head & 127}.")
-        kept = np.full(size, bool(head >> 7))
-        kept[read_ranks(reader, (head & 127, size))[0]] = not head >> 7
     elif tag in {FLAT, LAYERS}:
         kept = _read_tensors(reader, size, layout if tag == LAYERS else ((1, size),))
     elif tag == ROWS and layout and (inner := reader.rest())[:1] != bytes([ROWS]):
         return _spread_rows(decode_mask(inner, ((1, sum(rows for rows, _ in layout)),)), layout)
     else:
-        raise reader.error(f"a coder from 0 to {RANK} expected, found {tag}.")
+        raise reader.error(f"a coder from 0 to {ROWS} expected, found {tag}.")
     reader.finish()
     return kept
 

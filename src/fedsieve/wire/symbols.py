@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsieve.wire.ans import AnsReader, AnsWriter, has_ans, level_of
+from fedsieve.wire.ans import AnsReader, AnsWriter, level_of
 from fedsieve.wire.bits import Reader, count_bytes
 from fedsieve.wire.literals import compress, decompress
 
@@ -58,22 +58,21 @@ def encode_symbols(values: NDArray[np.int8], *, is_last: bool) -> list[bytes]:
     symbols = values.view(np.uint8)
     counts = np.bincount(symbols, minlength=256)
     found: list[list[bytes]] = []
-    if values.size >= _SMALL or not has_ans():
+    if values.size >= _SMALL:
         coded = compress(symbols)
         found.append([bytes([ZSTD]), count_bytes(len(coded)), coded])
         if 8 * len(coded) <= 1.02 * _bits(counts, tuple(counts.tolist())):
             return found[0]
-    if has_ans():
-        few = np.count_nonzero(counts) < 32
-        tags = (CELLS, SYMBOLS) if values.size >= _SMALL or few else (CELLS,)
-        levels = {tag: _levels(tag, counts) for tag in tags}
-        weights = {tag: _weights(tag, *levels[tag]) for tag in tags}
-        tag = min(tags, key=lambda tag: 8 * len(levels[tag][2]) + _bits(counts, weights[tag]))
-        ans = AnsWriter()
-        ans.symbols(symbols, weights[tag])
-        stream = ans.finish()
-        head = bytes([tag, *levels[tag][:2], *levels[tag][2]])
-        found.append([head, b"" if is_last else count_bytes(len(stream)), stream])
+    few = np.count_nonzero(counts) < 32
+    tags = (CELLS, SYMBOLS) if values.size >= _SMALL or few else (CELLS,)
+    levels = {tag: _levels(tag, counts) for tag in tags}
+    weights = {tag: _weights(tag, *levels[tag]) for tag in tags}
+    tag = min(tags, key=lambda tag: 8 * len(levels[tag][2]) + _bits(counts, weights[tag]))
+    ans = AnsWriter()
+    ans.symbols(symbols, weights[tag])
+    stream = ans.finish()
+    head = bytes([tag, *levels[tag][:2], *levels[tag][2]])
+    found.append([head, b"" if is_last else count_bytes(len(stream)), stream])
     return min(found, key=lambda pieces: sum(map(len, pieces)))
 
 
