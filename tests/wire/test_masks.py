@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsieve.core.errors import WireError
-from fedsieve.wire import ans, changes, masks
+from fedsieve.wire import changes, entropy, masks
 from fedsieve.wire.changes import decode_change, encode_change
 from fedsieve.wire.masks import ROWS, decode_mask, encode_mask
 from wire.messages import damaged
@@ -243,7 +243,7 @@ def test_no_change_takes_no_byte():
 
 def one_position(size):
     """Probability of an empty byte where one of `size` positions is set, of 2**24."""
-    share = ans.LEVELS[ans.level_of(ans.SCALE // size)] / ans.SCALE
+    share = entropy.LEVELS[entropy.level_of(entropy.SCALE // size)] / entropy.SCALE
     return 1 + int((2**24 - 256) * (1 - share) ** 8)  # each of the 256 bytes has 1 at least
 
 
@@ -257,7 +257,7 @@ def test_one_position_is_as_derived_by_hand(place):
     empty = one_position(4000)
     state = empty + place // 8 * (2**24 - empty)
     stream = state.to_bytes(4, "little").rstrip(b"\0")
-    level = ans.level_of(ans.SCALE // 4000)
+    level = entropy.level_of(entropy.SCALE // 4000)
     kept = np.arange(4000) == place
     assert encode_mask(kept, ((1, 4000),)) == bytes([masks.FLAT, 0, level]) + stream
     before = np.zeros(4000, np.bool_)  # nothing to lose: level 0
@@ -274,7 +274,7 @@ def most_bits(limit, *sizes):
       .04 bits a position, of the 4 that each takes at least;
     - the lowest level stands for 8 / SCALE: where fewer are set, that is what the others pay.
     """
-    lowest = 8 / ans.SCALE
+    lowest = 8 / entropy.SCALE
     return (1 + 2**-6) * limit + 8 * (3 + 3 + 1) + sum(sizes) * lowest * math.log2(math.e)
 
 
@@ -304,10 +304,10 @@ def test_lazy_and_eager_models_give_the_same_stream():
     symbols = (np.random.default_rng(0).random(4000) ** 8 * 256).astype(np.int32)
     streams = set()
     for lazy in (True, False):
-        model = ans.constriction.stream.model.Categorical(
+        model = entropy.constriction.stream.model.Categorical(
             np.array([float(3**k) for k in range(30)] * 8 + [1.0] * 16), perfect=False, lazy=lazy
         )
-        coder = ans.constriction.stream.stack.AnsCoder()
+        coder = entropy.constriction.stream.stack.AnsCoder()
         coder.encode_reverse(symbols, model)
         streams.add(coder.get_compressed().tobytes())
     assert len(streams) == 1
@@ -315,7 +315,7 @@ def test_lazy_and_eager_models_give_the_same_stream():
 
 @pytest.mark.parametrize("value", [*range(40), 1000, 12345, 10**6, 10**9])
 def test_a_level_is_within_a_sixteenth_of_its_value(value):
-    found = ans.LEVELS[ans.level_of(value)]
+    found = entropy.LEVELS[entropy.level_of(value)]
     assert (found == 0) == (value == 0)
     assert value < 8 or abs(found - value) <= value / 16
 

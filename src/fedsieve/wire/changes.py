@@ -13,10 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsieve.wire.ans import AnsReader, AnsWriter, density_level
 from fedsieve.wire.bits import Bools, Reader, unpack
+from fedsieve.wire.entropy import AnsReader, AnsWriter, binary_entropy, density_level
 from fedsieve.wire.masks import FLAT, LAYERS, Layout, decode_mask, encode_mask, matrices
-from fedsieve.wire.rows import entropy
 
 ANEW: Final = 0
 _BLOCK: Final = 1 << 12  # bytes looked up together
@@ -72,7 +71,7 @@ def _counts(before: Bools, changed: Bools) -> tuple[int, ...]:
 
 def _bits(counts: tuple[int, ...]) -> float:
     lost, old, grown, new = counts
-    return entropy(lost, old) + entropy(grown, new)
+    return binary_entropy(lost, old) + binary_entropy(grown, new)
 
 
 def _contexts(tag: int, pairs: list[tuple[Bools, Bools]], counts: list[tuple[int, ...]]) -> bytes:
@@ -100,12 +99,12 @@ def _read_contexts(
     streams = [ans.packed(size, split, lost, grown) for split, size in enumerate(sizes)]
     new = np.empty_like(old)
     for start in range(0, old.size, _BLOCK):  # numpy makes 8 bytes of each index
-        own, split = old[start : start + _BLOCK], splits[start : start + _BLOCK]
-        counts, symbols = np.bincount(split, minlength=9).tolist(), np.empty_like(own)
+        block, split = old[start : start + _BLOCK], splits[start : start + _BLOCK]
+        counts, symbols = np.bincount(split, minlength=9).tolist(), np.empty_like(block)
         taken = [stream[:count] for stream, count in zip(streams, counts, strict=True)]
         symbols[np.argsort(split, kind="stable")] = np.concatenate(taken)
-        changed = _sorters()[1].take(own.astype(np.uint16) << 8 | symbols)
-        np.bitwise_xor(own, changed, out=new[start : start + _BLOCK])
+        changed = _sorters()[1].take(block.astype(np.uint16) << 8 | symbols)
+        np.bitwise_xor(block, changed, out=new[start : start + _BLOCK])
         streams = [stream[count:] for stream, count in zip(streams, counts, strict=True)]
     return new
 
