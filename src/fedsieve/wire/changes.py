@@ -97,15 +97,16 @@ def _read_contexts(
     splits = np.bitwise_count(old)
     sizes = [int(np.count_nonzero(splits == split)) for split in range(9)]
     streams = [ans.packed(size, split, lost, grown) for split, size in enumerate(sizes)]
-    new = np.empty_like(old)
+    new = old.copy()
     for start in range(0, old.size, _BLOCK):  # numpy makes 8 bytes of each index
-        block, split = old[start : start + _BLOCK], splits[start : start + _BLOCK]
-        counts, symbols = np.bincount(split, minlength=9).tolist(), np.empty_like(block)
-        taken = [stream[:count] for stream, count in zip(streams, counts, strict=True)]
-        symbols[np.argsort(split, kind="stable")] = np.concatenate(taken)
-        changed = _sorters()[1].take(block.astype(np.uint16) << 8 | symbols)
-        np.bitwise_xor(block, changed, out=new[start : start + _BLOCK])
-        streams = [stream[count:] for stream, count in zip(streams, counts, strict=True)]
+        block, split = new[start : start + _BLOCK], splits[start : start + _BLOCK]
+        counts = np.bincount(split, minlength=9).tolist()
+        taken = np.concatenate([s[:count] for s, count in zip(streams, counts, strict=True)])
+        streams = [s[count:] for s, count in zip(streams, counts, strict=True)]
+        if taken.any():
+            symbols = np.empty_like(block)
+            symbols[np.argsort(split, kind="stable")] = taken
+            block ^= _sorters()[1].take(block.astype(np.uint16) << 8 | symbols)
     return new
 
 
