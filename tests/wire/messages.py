@@ -49,7 +49,7 @@ FLOATS = bytes([0]) + struct.pack("<3f", 1.5, -2.0, 0.25)  # as they are
 GATES = bytes([7, 8, 9])  # no tag: values that are not float32 stand raw
 
 
-def sealed(header: bytes, blocks: bytes, magic=b"FSV1", version=4, flags=0) -> bytes:
+def sealed(header: bytes, blocks: bytes, magic=b"FSV1", version=5, flags=0) -> bytes:
     """A frame with a right checksum around anything."""
     body = struct.pack("<4sHHI", magic, version, flags, len(header)) + header + blocks
     return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))

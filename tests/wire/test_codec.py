@@ -17,7 +17,7 @@ from fedsieve.core.message import Bits, Dense, Exact, Kept, Params, paper_bytes
 from fedsieve.wire import schema as schemas
 from fedsieve.wire.codec import Coding, Decoder, Known, UnheldError, encode, masks_of
 from fedsieve.wire.frame import open_frame
-from fedsieve.wire.limit import message_bytes
+from fedsieve.wire.inspect import message_limit
 from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import DTYPES, MAX_SCHEMAS, schema_of
 from wire.messages import GOLDEN_SCHEMA, Nothing, Up, small
@@ -350,7 +350,7 @@ def test_one_bit_may_stand_for_all_along_an_axis(shape):
     assert torch.equal(found.thresholds["w"], torch.where(kept, thresholds, 0))
     sent = int(kept.sum()) * (weights.numel() // kept.numel()) + int(kept.sum())
     assert paper_bytes(message) == 4 * sent
-    assert message_bytes(message) > 0
+    assert message_limit(message) > 0
 
 
 def test_several_fields_may_share_a_mask_or_have_their_own():

@@ -17,7 +17,7 @@ from fedsieve.wire.bits import count_bytes
 from fedsieve.wire.bound import Bound
 from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.halves import COARSE, FINE
-from fedsieve.wire.masks import decode_mask, encode_mask
+from fedsieve.wire.masks import FLAT, LAYERS, ROWS, decode_mask, encode_mask
 from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import Entry, schema_of
 from fedsieve.wire.symbols import ZSTD
@@ -69,8 +69,8 @@ def test_every_shorter_or_longer_frame_is_noticed():
     ("change", "message"),
     [
         ({"magic": b"FSV2"}, "expected magic b'FSV1'"),
-        ({"version": 1}, "expected version 4 flags 0, found 1"),
-        ({"flags": 1}, "found 4 flags 1"),
+        ({"version": 1}, "expected version 5 flags 0, found 1"),
+        ({"flags": 1}, "found 5 flags 1"),
     ],
 )
 def test_another_format_is_refused_by_name(change, message):
@@ -235,12 +235,12 @@ def _few_bytes(shape, mask=b"\0", floats=b"", precision=0):
 
 # As an unbounded decoder took them: a minute and 9 GB, a raw MemoryError, 4 GiB twice.
 BOMBS = {
-    "rows without columns": _few_bytes([2**30, 0], bytes([6, 1])),
-    "more rows than memory": _few_bytes([2**40, 0], bytes([6, 1])),
+    "rows without columns": _few_bytes([2**30, 0], bytes([ROWS, 1])),
+    "more rows than memory": _few_bytes([2**40, 0], bytes([ROWS, 1])),
     "nothing of much": _few_bytes([2**29]),
     "zeros, chunk by chunk": _few_bytes([2**29], b"\1", b"\3\1\0" * 2**12),
-    "one flag for all": _few_bytes([1, 2**29], bytes([6, 0])),
-    "certain bits by ANS": _few_bytes([2**29], bytes([4, 0, 0])),
+    "one flag for all": _few_bytes([1, 2**29], bytes([ROWS, 0])),
+    "certain bits by ANS": _few_bytes([2**29], bytes([FLAT, 0, 0])),
     "int8 scales": _few_bytes([2**29], b"\1", bytes(8192), precision=3),
 }
 ASKED = {
@@ -305,18 +305,19 @@ def test_a_long_schema_is_refused_before_it_is_read():
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
-@pytest.mark.parametrize("tag", [5, 6])
+@pytest.mark.parametrize("tag", [LAYERS, ROWS])
 def test_masks_of_short_rows_take_no_more_than_twice_themselves(columns, tag):
     """LAYERS with rows in two bins, ROWS: places and bins of rows are not held all at once."""
     rows = 600_000
     bins = np.arange(rows) % 2 == 0
     odds = np.random.default_rng(0).random((rows, columns))
-    kept = odds < np.where(bins, 0.02, 0.7)[:, None] if tag == 5 else bins[:, None] | (odds < -1)
+    density = np.where(bins, 0.02, 0.7) if tag == LAYERS else bins
+    kept = odds < density[:, None]
     layout = ((rows, columns),)
     data = encode_mask(kept.reshape(-1), layout)
     if data[0] != tag:
         assert columns == 1
-        data = bytes([6]) + encode_mask(kept[:, 0], ((1, rows),))
+        data = bytes([ROWS]) + encode_mask(kept[:, 0], ((1, rows),))
     tracemalloc.start()
     try:
         found = decode_mask(memoryview(data), layout)

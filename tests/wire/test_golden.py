@@ -88,7 +88,7 @@ ROUNDED_SCHEMA = listed(
 
 def framed(header, *blocks):
     """Fixed part, header, blocks, checksum."""
-    body = b"FSV1" + struct.pack("<HHI", 4, 0, len(header)) + header + b"".join(blocks)
+    body = b"FSV1" + struct.pack("<HHI", 5, 0, len(header)) + header + b"".join(blocks)
     return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
 
 
@@ -160,20 +160,20 @@ def rounded():
 
 
 WHOLE = (
-    "46535631040000009000000096cfa4f2f29699eb2b739102920d0392cb3fe0000000000000cd012c00c47191"
+    "46535631050000009000000096cfa4f2f29699eb2b739102920d0392cb3fe0000000000000cd012c00c47191"
     "9593a777656967687473a96b6570743a6d61736b9293a177a2663492020293a162a26634910193a46475616c"
     "a67363616c61729093a46d61736ba4626974739193a177a2623192020293a56761746573a564656e73659193"
-    "a167a27531910393a86578616d706c6573a5636f756e74900209000000c03f000000c00000803e07080969c3"
-    "5034e5a3e85b"
+    "a167a27531910393a86578616d706c6573a5636f756e74900209000000c03f000000c00000803e0708094719"
+    "d3b8cb5c50c7"
 )
 CHANGE = (
-    "46535631040000001f00000096cfa4f2f29699eb2b7391ff92080392cb3fe0000000000000cd012c03c4001e"
-    "f865270166a60000fe42007fc0030708092af281a0180ccc2d"
+    "46535631050000001f00000096cfa4f2f29699eb2b7391ff92080392cb3fe0000000000000cd012c03c4001e"
+    "f865270166a60000fe42007fc00307080982f89172a414d6a4"
 )
 ROUNDED = (
-    "46535631040000004300000096cfa62dee7333dbcfd990920b099001c431919293a777656967687473a56465"
+    "46535631050000004300000096cfa62dee7333dbcfd990920b099001c431919293a777656967687473a56465"
     "6e73659193a177a26634910593a6736861726573a565786163749193a173a26634910200803f00c0003f4040"
-    "000000cdcccc3d6666663f3709b661274b267a"
+    "000000cdcccc3d6666663f320bbc38bf3776e0"
 )
 KNOWN = Known(frozenset({schema_of(small())[1]}), masks_of(small()))
 FRAMES = {
@@ -221,7 +221,7 @@ def test_the_hand_written_msgpack_is_msgpack():
 
 
 def test_numbers_in_frames_keep_their_meaning():
-    assert (MAGIC, VERSION) == (b"FSV1", 4)
+    assert (MAGIC, VERSION) == (b"FSV1", 5)
     assert PRECISIONS == ("fp32", "bf16", "fp16", "int8")
     assert list(DTYPES) == ["f4", "f8", "f2", "i4", "i8", "u1", "b1"]
     for code, dtype in DTYPES.items():

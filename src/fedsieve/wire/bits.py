@@ -36,6 +36,12 @@ def unpack(packed: NDArray[np.uint8], bits: Bools) -> None:
         part[:] = np.unpackbits(packed[start // 8 : (start + _BLOCK) // 8], count=part.size)
 
 
+def bit_range(packed: NDArray[np.uint8], start: int, end: int) -> NDArray[np.uint8]:
+    """Bits from `start` to `end`, highest of each byte first."""
+    first = start // 8
+    return np.unpackbits(packed[first : (end + 7) // 8])[start - 8 * first : end - 8 * first]
+
+
 def count_bytes(value: int) -> bytes:
     """A count, seven bits a byte, lowest first."""
     out = bytearray()

@@ -4,9 +4,7 @@ Lost places are counted among those kept before, grown ones among the others. No
 for no change; else the first byte says how it is coded:
 
     ANEW          the new mask by itself
-    FLIPS         the changed positions, as a mask; where there is no ANS
     FLAT, LAYERS  ANS, two densities (lost, grown) for all positions or for each tensor
-    RANKS + n     n places lost, and a few grown: the number of these, one rank for both
 """
 
 from functools import lru_cache
@@ -15,14 +13,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsieve.wire.ans import AnsReader, AnsWriter, density_level, has_ans
 from fedsieve.wire.bits import Bools, Reader, unpack
+from fedsieve.wire.entropy import AnsReader, AnsWriter, binary_entropy, density_level
 from fedsieve.wire.masks import FLAT, LAYERS, Layout, decode_mask, encode_mask, matrices
-from fedsieve.wire.places import FEW, numbers_among, places_among, rank_bytes, read_ranks
-from fedsieve.wire.rows import entropy
 
-ANEW, FLIPS = 0, 1
-RANKS: Final = 8
+ANEW: Final = 0
 _BLOCK: Final = 1 << 12  # bytes looked up together
 
 
@@ -30,22 +25,16 @@ def encode_change(kept: Bools, before: Bools, layout: Layout) -> bytes:
     """What turns the mask `before`, which the receiver holds, into `kept`."""
     changed = kept != before
     lost, old, grown, new = total = _counts(before, changed)
-    found = []
     if not lost + grown:
         return b""
-    if max(lost, grown) <= FEW:
-        found.append(_ranks(before, changed, total))
-    if has_ans():
-        tensors = list(zip(matrices(before, layout), matrices(changed, layout), strict=True))
-        counts = [_counts(*pair) for pair in tensors]
-        is_flat = _bits(total) <= sum(_bits(count) + 16 for count in counts)
-        flat = FLAT, [(before.reshape(1, -1), changed.reshape(1, -1))], [total]
-        found.append(_contexts(*(flat if is_flat else (LAYERS, tensors, counts))))
-    else:
-        found.append(bytes([FLIPS]) + encode_mask(changed, layout))
-    if 4 * (lost + grown) > old or 8 * len(found[0]) > old + new or not has_ans():
-        found.append(bytes([ANEW]) + encode_mask(kept, layout))
-    return min(found, key=len)
+    tensors = list(zip(matrices(before, layout), matrices(changed, layout), strict=True))
+    counts = [_counts(*pair) for pair in tensors]
+    is_flat = _bits(total) <= sum(_bits(count) + 16 for count in counts)
+    flat = FLAT, [(before.reshape(1, -1), changed.reshape(1, -1))], [total]
+    coded = _contexts(*(flat if is_flat else (LAYERS, tensors, counts)))
+    if 4 * (lost + grown) > old or 8 * len(coded) > old + new:
+        return min(coded, bytes([ANEW]) + encode_mask(kept, layout), key=len)
+    return coded
 
 
 def decode_change(data: memoryview, before: Bools, layout: Layout) -> Bools:
@@ -58,13 +47,10 @@ def decode_change(data: memoryview, before: Bools, layout: Layout) -> Bools:
         return before.copy()
     reader = Reader(data, "mask change")
     tag = reader.byte()
-    if tag in {ANEW, FLIPS}:
-        found = decode_mask(reader.rest(), layout)
-        return found ^ before if tag == FLIPS else found
-    if tag >= RANKS:
-        return _read_ranks(reader, before, tag - RANKS)
+    if tag == ANEW:
+        return decode_mask(reader.rest(), layout)
     if tag not in {FLAT, LAYERS}:
-        raise reader.error(f"one of {[ANEW, FLIPS, FLAT, LAYERS]} or a rank, found {tag}.")
+        raise reader.error(f"one of {[ANEW, FLAT, LAYERS]} expected, found {tag}.")
     layout = layout if tag == LAYERS else ((1, before.size),)
     kept = np.empty(before.size, np.bool_)
     parts = list(zip(matrices(before, layout), matrices(kept, layout), strict=True))
@@ -85,29 +71,7 @@ def _counts(before: Bools, changed: Bools) -> tuple[int, ...]:
 
 def _bits(counts: tuple[int, ...]) -> float:
     lost, old, grown, new = counts
-    return entropy(lost, old) + entropy(grown, new)
-
-
-def _ranks(before: Bools, changed: Bools, counts: tuple[int, ...]) -> bytes:
-    lost, old, grown, new = counts
-    places = np.flatnonzero(changed)
-    numbers, is_lost = numbers_among(before, places), before[places]
-    sets = (numbers[is_lost], old), ((places - numbers)[~is_lost], new)
-    return bytes([RANKS + lost, grown]) + rank_bytes(*sets)
-
-
-def _read_ranks(reader: Reader, before: Bools, lost: int) -> Bools:
-    old = int(np.count_nonzero(before))
-    new = before.size - old
-    grown = reader.count(min(FEW, new))
-    if lost > min(FEW, old):
-        raise reader.error(f"at most {min(FEW, old)} lost places expected, found {lost}.")
-    gone, come = read_ranks(reader, (lost, old), (grown, new))
-    reader.finish()
-    kept = before.copy()
-    kept[places_among(before, gone, is_set=True)] = False
-    kept[places_among(before, come, is_set=False)] = True
-    return kept
+    return binary_entropy(lost, old) + binary_entropy(grown, new)
 
 
 def _contexts(tag: int, pairs: list[tuple[Bools, Bools]], counts: list[tuple[int, ...]]) -> bytes:
@@ -133,15 +97,16 @@ def _read_contexts(
     splits = np.bitwise_count(old)
     sizes = [int(np.count_nonzero(splits == split)) for split in range(9)]
     streams = [ans.packed(size, split, lost, grown) for split, size in enumerate(sizes)]
-    new = np.empty_like(old)
+    new = old.copy()
     for start in range(0, old.size, _BLOCK):  # numpy makes 8 bytes of each index
-        own, split = old[start : start + _BLOCK], splits[start : start + _BLOCK]
-        counts, symbols = np.bincount(split, minlength=9).tolist(), np.empty_like(own)
-        taken = [stream[:count] for stream, count in zip(streams, counts, strict=True)]
-        symbols[np.argsort(split, kind="stable")] = np.concatenate(taken)
-        changed = _sorters()[1].take(own.astype(np.uint16) << 8 | symbols)
-        np.bitwise_xor(own, changed, out=new[start : start + _BLOCK])
-        streams = [stream[count:] for stream, count in zip(streams, counts, strict=True)]
+        block, split = new[start : start + _BLOCK], splits[start : start + _BLOCK]
+        counts = np.bincount(split, minlength=9).tolist()
+        taken = np.concatenate([s[:count] for s, count in zip(streams, counts, strict=True)])
+        streams = [s[count:] for s, count in zip(streams, counts, strict=True)]
+        if taken.any():
+            symbols = np.empty_like(block)
+            symbols[np.argsort(split, kind="stable")] = taken
+            block ^= _sorters()[1].take(block.astype(np.uint16) << 8 | symbols)
     return new
 
 

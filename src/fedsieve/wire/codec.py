@@ -98,12 +98,12 @@ def masks_of(message: Any) -> dict[Hash, Bools]:
     if not any(isinstance(field.role, Bit) for field in fields(type(message))):
         return {}
     schema, _ = schema_of(message)
-    found = {}
+    masks = {}
     for (name, role), part in zip(fields(type(message)), schema.parts, strict=True):
         if isinstance(role, Bit):
             flat = _flat(getattr(message, name))
-            found[_mask_hash(part, flat)] = flat
-    return found
+            masks[_mask_hash(part, flat)] = flat
+    return masks
 
 
 class Decoder:
@@ -138,9 +138,9 @@ class Decoder:
         reader = _Reader(sections, recall or {})
         parts = list(zip(roles, schema.parts, strict=True))
         masks = {f.name: reader.mask(part) for f, part in parts if isinstance(f.role, Bit)}
-        found = {f.name: reader.field(part, f.role, masks) for f, part in parts}
+        values = {f.name: reader.field(part, f.role, masks) for f, part in parts}
         reader.finish()
-        return kind(**found)
+        return kind(**values)
 
     def learn(self, packed: bytes) -> Hash:
         """Hold a schema told by the peer; returns its hash."""

@@ -20,7 +20,7 @@ from fedsieve.core.errors import WireError
 from fedsieve.wire.bits import Pieces, Reader
 
 MAGIC = b"FSV1"
-VERSION = 4
+VERSION = 5
 NAME_BYTES = 7  # of a held mask
 _FIXED = struct.Struct("<4sHHI")
 _CHECK = struct.Struct("<Q")
@@ -99,11 +99,14 @@ def open_frame(data: bytes | memoryview) -> Sections:
     if magic != MAGIC:
         raise WireError(f"expected magic {MAGIC!r}, found {bytes(magic)!r}.")
     if version != VERSION or flags:
-        raise WireError(f"expected version {VERSION} flags 0, found {version} flags {flags}.")
+        raise WireError(
+            f"expected version {VERSION} flags 0, found {version} flags {flags}: "
+            "frames are read by the release of fedsieve that wrote them."
+        )
     (checksum,) = _CHECK.unpack_from(view, len(view) - _CHECK.size)
-    found = xxhash.xxh3_64_intdigest(view[: -_CHECK.size])
-    if checksum != found:
-        raise WireError(f"checksum {checksum:016x} does not match the bytes ({found:016x}).")
+    computed = xxhash.xxh3_64_intdigest(view[: -_CHECK.size])
+    if checksum != computed:
+        raise WireError(f"checksum {checksum:016x} does not match the bytes ({computed:016x}).")
     start, end = _FIXED.size + header_bytes, len(view) - _CHECK.size
     if start > end:
         raise WireError(f"header of {header_bytes} bytes does not fit a frame of {len(view)}.")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.wire.bits import Pieces, Reader, count_bytes
-from fedsieve.wire.literals import compress, decompress
+from fedsieve.wire.entropy import compress, decompress
 
 FINE, COARSE = 1, 2
 Halves: TypeAlias = NDArray[np.uint16]

@@ -1,4 +1,10 @@
-"""What every byte of a message is: header, masks and values, per tensor, against the limit."""
+"""What every byte of a message is: header, masks and values, per tensor, against the limit.
+
+The limit is what a perfect memoryless coder needs. Masks: the sum over tensors of n H(density)
+bits. Values: H(exponent) bits, and sign and mantissa raw (24 bits in float32, 8 in bfloat16); int8:
+H(symbol). Entropies are those of the very values sent, so a coder that finds more structure can
+stay below.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,14 +12,33 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
-from fedsieve.core.message import Bits, Count, Dense, Exact, Kept, Params, Scalar
-from fedsieve.wire import limit
-from fedsieve.wire.codec import Bools, Decoder
+from fedsieve.core.message import (
+    Bit,
+    Bits,
+    Count,
+    Dense,
+    Exact,
+    Kept,
+    Natural,
+    Number,
+    Params,
+    Scalar,
+    Whole,
+    fields,
+)
+from fedsieve.wire import Precision
+from fedsieve.wire.bits import Bools
+from fedsieve.wire.codec import Decoder
+from fedsieve.wire.entropy import binary_entropy
 from fedsieve.wire.frame import open_frame
 from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import Hash, Part, Schema, hash_of, read_schema
+
+_RAW_BITS = {"fp32": 24, "bf16": 8, "fp16": 11}
+_EXPONENT_SHIFT = 23
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,11 +115,52 @@ def inspect(frame: Frame) -> Inspection:
         announced_bytes=len(header.announced),
         mask_bytes=masks,
         value_bytes=values,
-        limit_bytes=limit.message_bytes(message, precision),
+        limit_bytes=message_limit(message, precision),
         precision=precision,
         numbers=header.numbers,
         lines=_lines(schema, message, masks, values, precision),
     )
+
+
+def mask_bits(kept: Bools) -> float:
+    """Entropy of one tensor's mask at its own density: n H(share of True)."""
+    return binary_entropy(int(np.count_nonzero(kept)), kept.size)
+
+
+def value_bits(values: NDArray[np.float32], precision: Precision = "fp32") -> float:
+    """Bits of the values at a precision; for int8, of whole steps of the largest magnitude."""
+    if not values.size:
+        return 0.0
+    if precision == "int8":
+        return values.size * _entropy(np.round(values / (np.abs(values).max() or 1) * 127))
+    exponents = (values.view(np.uint32) >> _EXPONENT_SHIFT) & 0xFF
+    return values.size * (_entropy(exponents) + _RAW_BITS[precision])
+
+
+def message_limit(message: Any, precision: Precision = "fp32") -> float:
+    """Bytes of a whole message at the limit, its masks new to the receiver."""
+    bits = 0.0
+    for name, role in fields(type(message)):
+        value = getattr(message, name)
+        match role:
+            case Bit():
+                bits += sum(mask_bits(m.numpy()) for m in value.values())
+            case Whole() | Kept():
+                mask = getattr(message, role.where) if isinstance(role, Kept) else {}
+                exact = isinstance(role, Whole) and role.exact
+                arrays = [
+                    t[mask[n].expand_as(t)].numpy() if n in mask else t.numpy().reshape(-1)
+                    for n, t in value.items()
+                ]
+                floats = [a for a in arrays if a.dtype == np.float32]
+                how = "fp32" if exact else precision
+                bits += value_bits(np.concatenate(floats), how) if floats else 0
+                bits += sum(8 * a.nbytes for a in arrays if a.dtype != np.float32)
+            case Number():
+                bits += 64
+            case Natural():
+                bits += max(int(value).bit_length(), 1)
+    return bits / 8
 
 
 def message_class(schema: Schema) -> Any:
@@ -110,7 +176,7 @@ def message_class(schema: Schema) -> Any:
 
 
 def _lines(schema: Schema, message: Any, masks: int, values: int, precision: Any) -> list[Line]:
-    found = []
+    lines = []
     for part in schema.parts:
         for entry in part.entries:
             tensor = getattr(message, part.name)[entry.name].numpy()
@@ -118,21 +184,21 @@ def _lines(schema: Schema, message: Any, masks: int, values: int, precision: Any
             kept = tensor.reshape(-1) if mask is None else tensor[mask]
             is_mask = part.role == "bits"
             if is_mask:
-                bits = limit.mask_bits(tensor)
+                bits = mask_bits(tensor)
             elif kept.dtype == np.float32:
-                bits = limit.value_bits(kept, "fp32" if part.role == "exact" else precision)
+                bits = value_bits(kept, "fp32" if part.role == "exact" else precision)
             else:
                 bits = 8.0 * kept.nbytes
             sent = int(np.count_nonzero(tensor)) if is_mask else kept.size
             line = Line(part.name, entry.name, part.role, entry.count, sent, 0, 0, bits / 8)
-            found.append(line)
-    mask_shares = _shares([x for x in found if x.role == "bits"])
-    value_shares = _shares([x for x in found if x.role != "bits"])
+            lines.append(line)
+    mask_shares = _shares([x for x in lines if x.role == "bits"])
+    value_shares = _shares([x for x in lines if x.role != "bits"])
     return [
         x._replace(mask_bytes=masks * next(mask_shares))
         if x.role == "bits"
         else x._replace(value_bytes=values * next(value_shares))
-        for x in found
+        for x in lines
     ]
 
 
@@ -157,3 +223,9 @@ def _unpacked(frame: Frame) -> dict[Hash, Bools]:
         mark: np.unpackbits(np.frombuffer(bits, np.uint8), count=size).view(np.bool_)
         for mark, bits, size in frame.masks
     }
+
+
+def _entropy(symbols: NDArray[Any]) -> float:
+    _, counts = np.unique(symbols, return_counts=True)
+    shares = counts / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())

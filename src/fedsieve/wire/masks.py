@@ -5,13 +5,12 @@ The first byte says which coder was used:
 
     EMPTY, FULL   nothing follows
     BITMAP        eight positions a byte, lowest bit first
-    RICE          gaps between the rarer bits, Golomb-Rice; numpy only
     FLAT          ANS over packed bytes, one density for all positions
     LAYERS        ANS, each tensor by itself: empty columns left out, rows in bins of like density
     ROWS          a mask over rows, each kept or dropped whole
-    RANK          few of the rarer bits: how many, and the rank of their places
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
-from fedsieve.wire.ans import AnsReader, AnsWriter, has_ans
-from fedsieve.wire.bits import Bools, Ints, Reader, count_bytes
-from fedsieve.wire.places import FEW, bit_range, rank_bytes, read_ranks, read_rice, rice_bytes
-from fedsieve.wire.rows import MAX_BINS, entropy, row_bins
+from fedsieve.wire.bits import Bools, Ints, Reader, bit_range, count_bytes
+from fedsieve.wire.entropy import AnsReader, AnsWriter, binary_entropy
 
 Layout: TypeAlias = tuple[tuple[int, int], ...]
 
-EMPTY, FULL, BITMAP, RICE, FLAT, LAYERS, ROWS, RANK = range(8)
+EMPTY, FULL, BITMAP, FLAT, LAYERS, ROWS = range(6)
+_MAX_BINS: Final = 32
+_BIN_BITS: Final = 20  # header of one bin of rows: its size and its level
 _COLUMNS: Final = 32  # flags beside the number of bins
 _STEPS: Final = 64
 _AT_ONCE: Final = 1 << 14  # positions moved together
@@ -44,23 +43,15 @@ def encode_mask(kept: Bools, layout: Layout) -> bytes:
         rows = bytes([ROWS]) + encode_mask(whole, ((1, whole.size),))
         if 8 * len(rows) <= size + 8:
             return rows
-    flat_bits, found = entropy(ones, size), []
-    if has_ans():
-        plans = [_plan(part) for part in matrices(kept, layout)]
-        layer_bits = sum(plan.bits for plan in plans)
-        if min(flat_bits, layer_bits) + 32 < size:
-            flat = [_Plan(kept.reshape(1, -1), flat_bits)]
-            is_flat = flat_bits <= layer_bits
-            found.append(_tensors(FLAT, flat) if is_flat else _tensors(LAYERS, plans))
-    is_inverted = 2 * ones > size
-    if (rarer := min(ones, size - ones)) <= FEW:
-        places = np.flatnonzero(kept != is_inverted)
-        found.append(bytes([RANK, rarer | is_inverted << 7]) + rank_bytes((places, size)))
-    elif not has_ans() and flat_bits < 0.96 * size:
-        found.append(bytes([RICE]) + rice_bytes(kept, inverted=is_inverted))
-    if not found or 8 * min(map(len, found)) > size + 8:
-        return bytes([BITMAP]) + np.packbits(kept, bitorder="little").tobytes()
-    return min(found, key=len)
+    flat_bits, plans = binary_entropy(ones, size), [_plan(part) for part in matrices(kept, layout)]
+    layer_bits = sum(plan.bits for plan in plans)
+    if min(flat_bits, layer_bits) + 32 < size:
+        flat = [_Plan(kept.reshape(1, -1), flat_bits)]
+        is_flat = flat_bits <= layer_bits
+        coded = _tensors(FLAT, flat) if is_flat else _tensors(LAYERS, plans)
+        if 8 * len(coded) <= size + 8:
+            return coded
+    return bytes([BITMAP]) + np.packbits(kept, bitorder="little").tobytes()
 
 
 def decode_mask(data: memoryview, layout: Layout) -> Bools:
@@ -80,20 +71,12 @@ def decode_mask(data: memoryview, layout: Layout) -> Bools:
         if bits[size:].any():
             raise reader.error(f"bits set behind the end of {size} positions.")
         kept = bits[:size].view(np.bool_)
-    elif tag == RICE:
-        kept = read_rice(reader, size)
-    elif tag == RANK:
-        head = reader.byte()
-        if head & 127 > min(FEW, size):
-            raise reader.error(f"at most {min(FEW, size)} places expected, found {head & 127}.")
-        kept = np.full(size, bool(head >> 7))
-        kept[read_ranks(reader, (head & 127, size))[0]] = not head >> 7
     elif tag in {FLAT, LAYERS}:
         kept = _read_tensors(reader, size, layout if tag == LAYERS else ((1, size),))
     elif tag == ROWS and layout and (inner := reader.rest())[:1] != bytes([ROWS]):
         return _spread_rows(decode_mask(inner, ((1, sum(rows for rows, _ in layout)),)), layout)
     else:
-        raise reader.error(f"a coder from 0 to {RANK} expected, found {tag}.")
+        raise reader.error(f"a coder from 0 to {ROWS} expected, found {tag}.")
     reader.finish()
     return kept
 
@@ -110,16 +93,60 @@ class _Plan(NamedTuple):
 def _plan(part: Bools) -> _Plan:
     rows, width = part.shape
     if rows == 1:
-        return _Plan(part, entropy(_ones(part), width) + 16)
+        return _Plan(part, binary_entropy(_ones(part), width) + 16)
     counts = part.view(np.uint8).sum(axis=1, dtype=np.int64)
     used, ones = _ones(counts), int(counts.sum())
     flags: Bools = np.logical_or.reduce(part, axis=0)
-    flag_bits = min(entropy(_ones(flags), width), entropy(_ones(_steps(flags)), width)) + 8
-    if entropy(ones, used * width) - entropy(ones, used * _ones(flags)) > flag_bits:
-        bins, bits = row_bins(counts, _ones(flags))
+    flag_bits = (
+        min(binary_entropy(_ones(flags), width), binary_entropy(_ones(_steps(flags)), width)) + 8
+    )
+    if binary_entropy(ones, used * width) - binary_entropy(ones, used * _ones(flags)) > flag_bits:
+        bins, bits = _row_bins(counts, _ones(flags))
         return _Plan(part, bits + flag_bits + 8, flags, bins)
-    bins, bits = row_bins(counts, width)
+    bins, bits = _row_bins(counts, width)
     return _Plan(part, bits + 8, None, bins)
+
+
+def _row_bins(counts: Ints, width: int) -> tuple[Ints | None, float]:
+    """Rows in bins of like density, and the bits for all of it; None where one bin is best.
+
+    Starts from bins even in the angle arcsin(sqrt(density)), where chance is the same size
+    everywhere, and merges neighbours while that makes bins + bin numbers + bits cheaper.
+    """
+    rows = counts.size
+    values, times = np.unique(counts, return_counts=True)
+    pooled = binary_entropy(int(counts.sum()), rows * width)
+    each = zip(values.tolist(), times.tolist(), strict=True)
+    apart = sum(r * binary_entropy(ones, width) for ones, r in each)
+    if pooled - apart <= rows + _BIN_BITS:  # chance alone makes about 0.7 bits a row
+        return None, pooled + 8
+    angle = np.arcsin(np.sqrt(values / width))
+    inner = angle[(values > 0) & (values < width)]
+    low, high = (inner[0], inner[-1]) if inner.size else (0.0, 0.0)
+    first = 1 + ((angle - low) * ((_MAX_BINS - 3) / max(high - low, 1e-9))).astype(np.intp)
+    first[values == 0], first[values == width] = 0, _MAX_BINS - 1
+    starts = np.flatnonzero(np.diff(first, prepend=-1))
+    ones = np.add.reduceat(values * times, starts).tolist()
+    sizes = np.add.reduceat(times, starts).tolist()
+    lasts = [*values[starts[1:] - 1].tolist(), int(values[-1])]
+
+    def bits(ones: int, size: int) -> float:
+        return binary_entropy(ones, size * width) + size * math.log2(rows / size) + _BIN_BITS
+
+    def saved(i: int) -> float:
+        return costs[i] + costs[i + 1] - bits(ones[i] + ones[i + 1], sizes[i] + sizes[i + 1])
+
+    costs = [bits(n, r) for n, r in zip(ones, sizes, strict=True)]
+    gains = [saved(i) for i in range(len(sizes) - 1)]
+    while gains and max(gains) > 0:
+        i = gains.index(max(gains))
+        for pile in (ones, sizes):
+            pile[i] += pile.pop(i + 1)
+        del lasts[i], costs[i], gains[i]
+        costs[i] = bits(ones[i], sizes[i])
+        for j in range(max(i - 1, 0), min(i + 1, len(gains))):
+            gains[j] = saved(j)
+    return (np.searchsorted(lasts, counts), sum(costs)) if gains else (None, pooled + 8)
 
 
 def _tensors(tag: int, plans: list[_Plan]) -> bytes:
@@ -131,7 +158,7 @@ def _tensors(tag: int, plans: list[_Plan]) -> bytes:
         block = part
         if live is not None:
             steps = _steps(live)
-            few = entropy(_ones(steps), live.size) < entropy(_ones(live), live.size)
+            few = binary_entropy(_ones(steps), live.size) < binary_entropy(_ones(live), live.size)
             head[-1] |= _COLUMNS | few * _STEPS
             head.append(ans.bits(steps if few else live))
             block = part[:, live]
@@ -165,13 +192,13 @@ def _read_tensors(reader: Reader, size: int, layout: Layout) -> Bools:
         for number, level in enumerate(levels):
             packed, at = ans.packed_bits(_ones(bins == number) * width, level), 0
             for start in range(0, rows, step):
-                own = start + np.flatnonzero(bins[start : start + step] == number)
-                end = at + own.size * width
-                block = bit_range(packed, at, end).view(np.bool_).reshape(own.size, width)
+                alike = start + np.flatnonzero(bins[start : start + step] == number)
+                end = at + alike.size * width
+                block = bit_range(packed, at, end).view(np.bool_).reshape(alike.size, width)
                 if isinstance(live, slice):
-                    part[own] = block
+                    part[alike] = block
                 else:
-                    _put(part, own, live, block)
+                    _put(part, alike, live, block)
                 at = end
     ans.finish()
     return kept
@@ -193,7 +220,7 @@ def _read_head(reader: Reader, rows: int) -> tuple[int, int, tuple[int, ...], by
     if flags & 128 or flags & (_COLUMNS | _STEPS) == _STEPS:
         raise reader.error(f"unknown flags {flags:#x} of a tensor.")
     columns = reader.byte() if flags & _COLUMNS else 0
-    num_bins = 1 + flags % MAX_BINS
+    num_bins = 1 + flags % _MAX_BINS
     sizes = [reader.count(rows) for _ in range(num_bins - 1)]
     if sum(sizes) > rows:
         raise reader.error(f"{rows} rows expected in all bins, found {sum(sizes)}.")

@@ -113,9 +113,9 @@ def read_schema(packed: bytes) -> tuple[Schema, Hash]:
 def check_kind(schema: Schema, kind: type) -> None:
     """Raise WireError unless the schema is one of message class `kind`."""
     expected = [(name, role_word(role)) for name, role in fields(kind)]
-    found = [(part.name, part.role) for part in schema.parts]
-    if expected != found:
-        raise WireError(f"expected a {kind.__qualname__} message {expected}, found {found}.")
+    declared = [(part.name, part.role) for part in schema.parts]
+    if expected != declared:
+        raise WireError(f"expected a {kind.__qualname__} message {expected}, found {declared}.")
 
 
 def role_word(role: Role) -> str:

@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsieve.wire.ans import AnsReader, AnsWriter, has_ans, level_of
 from fedsieve.wire.bits import Reader, count_bytes
-from fedsieve.wire.literals import compress, decompress
+from fedsieve.wire.entropy import AnsReader, AnsWriter, compress, decompress, level_of
 
 ZSTD, CELLS, SYMBOLS = 4, 5, 6
 _SMALL: Final = 8192  # symbols; fewer may be worth less than a table
@@ -57,24 +56,23 @@ def encode_symbols(values: NDArray[np.int8], *, is_last: bool) -> list[bytes]:
     """int8: zstd where Huffman codes are good, ANS with a short or a full table elsewhere."""
     symbols = values.view(np.uint8)
     counts = np.bincount(symbols, minlength=256)
-    found: list[list[bytes]] = []
-    if values.size >= _SMALL or not has_ans():
-        coded = compress(symbols)
-        found.append([bytes([ZSTD]), count_bytes(len(coded)), coded])
-        if 8 * len(coded) <= 1.02 * _bits(counts, tuple(counts.tolist())):
-            return found[0]
-    if has_ans():
-        few = np.count_nonzero(counts) < 32
-        tags = (CELLS, SYMBOLS) if values.size >= _SMALL or few else (CELLS,)
-        levels = {tag: _levels(tag, counts) for tag in tags}
-        weights = {tag: _weights(tag, *levels[tag]) for tag in tags}
-        tag = min(tags, key=lambda tag: 8 * len(levels[tag][2]) + _bits(counts, weights[tag]))
-        ans = AnsWriter()
-        ans.symbols(symbols, weights[tag])
-        stream = ans.finish()
-        head = bytes([tag, *levels[tag][:2], *levels[tag][2]])
-        found.append([head, b"" if is_last else count_bytes(len(stream)), stream])
-    return min(found, key=lambda pieces: sum(map(len, pieces)))
+    coded: list[list[bytes]] = []
+    if values.size >= _SMALL:
+        huffman = compress(symbols)
+        coded.append([bytes([ZSTD]), count_bytes(len(huffman)), huffman])
+        if 8 * len(huffman) <= 1.02 * _bits(counts, tuple(counts.tolist())):
+            return coded[0]
+    few = np.count_nonzero(counts) < 32
+    tags = (CELLS, SYMBOLS) if values.size >= _SMALL or few else (CELLS,)
+    levels = {tag: _levels(tag, counts) for tag in tags}
+    weights = {tag: _weights(tag, *levels[tag]) for tag in tags}
+    tag = min(tags, key=lambda tag: 8 * len(levels[tag][2]) + _bits(counts, weights[tag]))
+    ans = AnsWriter()
+    ans.symbols(symbols, weights[tag])
+    stream = ans.finish()
+    head = bytes([tag, *levels[tag][:2], *levels[tag][2]])
+    coded.append([head, b"" if is_last else count_bytes(len(stream)), stream])
+    return min(coded, key=lambda pieces: sum(map(len, pieces)))
 
 
 def _bits(counts: NDArray[np.intp], weights: tuple[int, ...]) -> float:

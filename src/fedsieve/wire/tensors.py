@@ -12,12 +12,11 @@ from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key
 from fedsieve.core.message import Mask, Params, count_nonzero
 from fedsieve.wire import Precision
-from fedsieve.wire.bits import Pieces
+from fedsieve.wire.bits import Bools, Pieces
 from fedsieve.wire.precision import decode_floats, encode_floats
 from fedsieve.wire.schema import DTYPES, Entry, Part
 
 Array: TypeAlias = NDArray[Any]
-Bools: TypeAlias = NDArray[np.bool_]
 _CHUNK: Final = 2**14
 
 
@@ -43,21 +42,21 @@ def decode_tensors(
     sent = {e.name: _sent(e, mask.get(e.name)) for e in part.entries}
     floats = [e for e in part.entries if e.dtype == "f4"]
     others = [e for e in part.entries if e.dtype != "f4"]
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     if floats:
         count, at = sum(sent[e.name] for e in floats), 0
         values = decode_floats(_next(blocks, part), count, precision)
         for entry in floats:
-            found[entry.name] = values[at : at + sent[entry.name]]
+            arrays[entry.name] = values[at : at + sent[entry.name]]
             at += sent[entry.name]
     if others:
         block = _next(blocks, part)
         for entry in others:
             size = sent[entry.name] * DTYPES[entry.dtype].itemsize
-            found[entry.name], block = _raw_values(entry, block[:size], size), block[size:]
+            arrays[entry.name], block = _raw_values(entry, block[:size], size), block[size:]
         if len(block):
             raise WireError(f"{part.name}: {len(block)} bytes are left over.")
-    return {e.name: _placed(e, found[e.name], mask.get(e.name)) for e in part.entries}
+    return {e.name: _placed(e, arrays[e.name], mask.get(e.name)) for e in part.entries}
 
 
 def _next(blocks: Iterator[memoryview], part: Part) -> memoryview:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
 from fedsieve.wire.bits import Bools, Ints, Pieces, Reader, count_bytes, set_places, size_of
+from fedsieve.wire.entropy import compress, decompress
 from fedsieve.wire.halves import COARSE, FINE, decode_halves, encode_halves
-from fedsieve.wire.literals import compress, decompress
 from fedsieve.wire.masks import decode_mask, encode_mask
 from fedsieve.wire.symbols import decode_symbols, encode_symbols
 
@@ -36,9 +36,9 @@ _SMALL: Final = 8192  # values; below, FINE and COARSE are both tried
 
 def encode_values(values: Array, kind: Kind = "f4") -> Pieces:
     """A one-dimensional array of TYPES[kind] as pieces to be joined; an empty one has none."""
-    expected, found = (np.dtype(TYPES[kind]), 1), (values.dtype, values.ndim)
-    if expected != found:
-        raise WireError(f"values: type and dimensions {expected} expected, found {found}.")
+    expected, given = (np.dtype(TYPES[kind]), 1), (values.dtype, values.ndim)
+    if expected != given:
+        raise WireError(f"values: type and dimensions {expected} expected, found {given}.")
     values = np.ascontiguousarray(values)
     pieces: Pieces = []
     for start in range(0, values.size, CHUNK[kind]):
@@ -142,15 +142,15 @@ def _index(kept: Bools) -> Bools | Ints:
 def _gathered(bits: Array, kept: Bools, total: int) -> Array:
     """The `total` values kept."""
     if _is_lopsided(bits.size, total):
-        found = bits[:total].copy()
-        found[set_places(~kept[:total])] = bits[total:][set_places(kept[total:])]
-        return found
-    found, at, width = np.empty(total, bits.dtype), 0, _width(bits.size)
+        gathered = bits[:total].copy()
+        gathered[set_places(~kept[:total])] = bits[total:][set_places(kept[total:])]
+        return gathered
+    gathered, at, width = np.empty(total, bits.dtype), 0, _width(bits.size)
     for start in range(0, bits.size, width):
         block = bits[start : start + width][_index(kept[start : start + width])]
-        found[at : at + block.size] = block
+        gathered[at : at + block.size] = block
         at += block.size
-    return found
+    return gathered
 
 
 def _scatter(bits: Array, kept: Bools, total: int) -> None:
@@ -165,9 +165,9 @@ def _scatter(bits: Array, kept: Bools, total: int) -> None:
         return
     at, width = total, _width(bits.size)
     for start in reversed(range(0, bits.size, width)):  # nothing is written over before it is read
-        block, own = bits[start : start + width], kept[start : start + width]
-        count = int(np.count_nonzero(own))
+        block, is_kept = bits[start : start + width], kept[start : start + width]
+        count = int(np.count_nonzero(is_kept))
         at -= count
         moved = bits[at : at + count].copy()
         block[:] = 0
-        block[_index(own)] = moved
+        block[_index(is_kept)] = moved

@@ -1,23 +1,28 @@
-"""Asymmetric numeral systems by constriction, where it is installed.
+"""The two entropy coders: asymmetric numeral systems by constriction, Huffman codes by zstd.
 
-Probabilities travel as one-byte levels on an integer grid, and every table is computed from them
-in integers, so both ends hold the same table by construction. The numbers handed to constriction
-are those integers as floats; `perfect=False` fixes how it rounds them.
+ANS: probabilities travel as one-byte levels on an integer grid, and every table is computed from
+them in integers, so both ends hold the same table by construction. The numbers handed to
+constriction are those integers as floats; `perfect=False` fixes how it rounds them.
+
+zstd: its literal stage is a fast Huffman coder; matches are noise, hardly looked for.
 """
 
+import math
+import sys
 from functools import lru_cache
 from typing import Any, Final
 
+import constriction  # type: ignore[import-untyped,unused-ignore]
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
-from fedsieve.wire.bits import Bools, Ints, unpack
+from fedsieve.wire.bits import Bools, Ints, Reader, unpack
 
-try:
-    import constriction  # type: ignore[import-untyped,unused-ignore]
-except ImportError:  # the coders then use numpy alone, and cannot read what was made with it
-    constriction = None
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 # Level 0 is 0; level j > 0 is a float of 3 mantissa bits: 8 values an octave, 6 % apart at most.
 LEVELS: Final = (0, *((8 + j % 8) << (j // 8) for j in range(255)))
@@ -25,6 +30,14 @@ HALF: Final = 127  # as a share of SCALE, this level is one half
 SCALE: Final = 2 * LEVELS[HALF]
 _BYTES: Final = np.arange(256)
 _BLOCK: Final = 1 << 12  # symbols decoded together
+
+
+def binary_entropy(ones: int, size: int) -> float:
+    """Bits for `size` positions of which `ones` are set, all alike."""
+    if not 0 < ones < size:
+        return 0.0
+    zeros = size - ones
+    return ones * math.log2(size / ones) + zeros * math.log2(size / zeros)
 
 
 def level_of(value: int, most: int = 255) -> int:
@@ -41,10 +54,6 @@ def density_level(ones: int, size: int) -> int:
     rarer = size - ones if inverted else ones
     share = max(rarer * SCALE // size, 1) if rarer else 0
     return level_of(share, HALF) | inverted << 7
-
-
-def has_ans() -> bool:
-    return constriction is not None
 
 
 class AnsWriter:
@@ -81,8 +90,6 @@ class AnsReader:
     """Reads a stream of AnsWriter; the caller knows what comes, how much, and with what model."""
 
     def __init__(self, data: memoryview, what: str) -> None:
-        if constriction is None:
-            raise WireError(f"{what}: made with constriction, which is not installed here.")
         self._what = what
         words = np.frombuffer(bytes(data) + bytes(-len(data) % 4), "<u4").astype(np.uint32)
         if len(data) and not data[-1]:
@@ -95,11 +102,11 @@ class AnsReader:
 
     def small_symbols(self, count: int, weights: tuple[int, ...]) -> NDArray[np.uint8]:
         """Of an alphabet of at most 256; decoded in blocks, they never take four bytes each."""
-        model, found = _model(weights), np.empty(count, np.uint8)
+        model, symbols = _model(weights), np.empty(count, np.uint8)
         for start in range(0, count, _BLOCK):
-            part = found[start : start + _BLOCK]
+            part = symbols[start : start + _BLOCK]
             part[:] = self._coder.decode(model, part.size)
-        return found
+        return symbols
 
     def packed(self, count: int, split: int, low: int, high: int) -> NDArray[np.uint8]:
         if _is_certain(split, low, high):
@@ -155,3 +162,31 @@ def _byte_model(split: int, low: int, high: int) -> Any:
     # A lazy model gives the same bits; it is three times faster where most bytes are 0.
     is_rare = 6 * (split * one + (8 - split) * one_high) < SCALE
     return constriction.stream.model.Categorical(table, perfect=False, lazy=is_rare)
+
+
+_Parameter = zstd.CompressionParameter
+_LITERALS: Final[dict[int, int]] = {
+    _Parameter.compression_level: 1,
+    _Parameter.strategy: int(zstd.Strategy.fast),
+    _Parameter.min_match: 7,
+    _Parameter.hash_log: 6,
+    _Parameter.window_log: 17,
+}
+_compressor: Final = zstd.ZstdCompressor(options=_LITERALS)  # making one takes as long as using it
+_WINDOW: Final[dict[int, int]] = {zstd.DecompressionParameter.window_log_max: 17}
+
+
+def compress(symbols: NDArray[np.uint8]) -> bytes:
+    return _compressor.compress(symbols.data, mode=zstd.ZstdCompressor.FLUSH_FRAME)
+
+
+def decompress(reader: Reader, size: int, count: int) -> NDArray[np.uint8]:
+    """`count` symbols from the next `size` bytes; no more are ever made."""
+    decoder = zstd.ZstdDecompressor(options=_WINDOW)
+    try:
+        symbols = decoder.decompress(reader.take(size), max_length=count)
+    except zstd.ZstdError as error:
+        raise reader.error(f"not a zstd frame: {error}") from error
+    if len(symbols) != count or not decoder.eof or decoder.unused_data:
+        raise reader.error(f"a zstd frame of {count} symbols expected, found another.")
+    return np.frombuffer(symbols, np.uint8)
