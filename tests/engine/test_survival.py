@@ -17,7 +17,7 @@ import fedsieve
 from fedsieve.core import tree
 from fedsieve.core.errors import ResumeError, RoundError, StorageError
 from fedsieve.engine import disk, rounds
-from fedsieve.engine.run_folder import RunFolder
+from fedsieve.engine.records import Records
 from fedsieve.jobs.config import read_toml
 from fedsieve.metrics.rows import Row
 from small import SETTINGS, steady
@@ -145,14 +145,14 @@ def test_the_same_call_goes_on_where_it_was(given, tmp_path):
 def test_a_row_that_cannot_be_written_leaves_a_folder_that_resumes_to_the_same_bits(tmp_path):
     settings, folder = SETTINGS | {"checkpoint_every": 1}, tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        real = RunFolder.append
+        real = Records.append
 
         def fails(self, played):
             if played.row.round == 3:
                 raise OSError("No space left on device")
             real(self, played)
 
-        patch.setattr(RunFolder, "append", fails)
+        patch.setattr(Records, "append", fails)
         with pytest.raises(OSError, match="No space"):
             fedsieve.run(**settings, out=folder)
     resumed = fedsieve.run(out=folder, resume=True)
