@@ -115,6 +115,15 @@ def test_an_entry_that_only_liars_send_is_sent_by_nobody():
         assert all(up.weights["w"].tolist() == [1.0, 0.0] for up in ups)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_tensor_that_some_masks_do_not_name_was_sent_whole_by_those(rule):
+    ups, downs = sparse([[2.0, None]] * 9 + [[2.0, 0.0]])
+    for odd in (0, 9):  # wherever it stands among the others
+        mixed = [up._replace(mask={}) if k == odd else up for k, up in enumerate(ups)]
+        combined = rule_of(rule).combine(Round(mixed, downs))
+        assert all(up.weights["w"].tolist() == [2.0, 0.0] for up in combined), odd
+
+
 @pytest.mark.parametrize("rule", [TrimmedMean(0.2), TrimmedMean(0.4), Median()])
 def test_liars_move_no_entry_beyond_what_honest_clients_send(rule):
     rng = np.random.default_rng(0)

@@ -258,15 +258,18 @@ def _replace_kept(
     for name, having in _by_name(values).items():
         stacked = torch.stack([own[name] for own in having])
         same = estimate(stacked)
-        if name not in sent[id(having[0])][0]:  # what no mask names travels whole
+        masks = [sent[id(own)] for own in having]
+        named = next((old[name] for old, _ in masks if name in old), None)
+        if named is None:  # what no mask names travels whole
             for own in having:
                 own[name] = same
             continue
-        bits = torch.stack([sent[id(own)][0][name] for own in having]).to(stacked.dtype)
+        whole = torch.ones_like(named)  # as it does from a client whose mask lacks it
+        bits = torch.stack([old.get(name, whole) for old, _ in masks]).to(stacked.dtype)
         share = estimate(bits).expand_as(same)
         same = torch.where(share > 0, same / share.where(share > 0, 1), 0)
-        for own in having:
-            own[name] = same * sent[id(own)][1][name]
+        for own, (_, new) in zip(having, masks, strict=True):
+            own[name] = same * new.get(name, whole)
 
 
 def _by_name(trees: list[Params]) -> dict[str, list[Params]]:
