@@ -12,7 +12,7 @@ from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError, RoundError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Count
-from fedsieve.core.method import Cohort, Method, message_types
+from fedsieve.core.method import Cohort, Method, Round, message_types
 from fedsieve.engine import broadcast
 from fedsieve.engine.broadcast import BroadcastEncoder, ClientCache
 from fedsieve.engine.client import ClientRuntime, Failure, Reply, Train
@@ -66,10 +66,10 @@ def test_a_failed_client_is_as_if_absent_and_counted(accident, tmp_path, caplog)
     method = job.method
     replies = []
     for client in set(range(5)) - {bad}:
-        down = method.broadcast(start.server, client, fold(0))
+        down = method.broadcast(start.server, fold(0))
         data = job.federation.batches(client)
         replies.append(method.client_update(down, (), data, fold(7, "client", 1, client))[0])
-    without = method.server_update(start.server, replies, fold(0))
+    without = method.server_update(start.server, Round(replies), fold(0))
     assert tree.equal(played.position.server, without)
     assert bad not in played.position.caches
     arrived = {m.client for m in played.messages if m.direction == "up"}
@@ -180,7 +180,7 @@ def test_too_few_replies_stop_the_run_and_say_why(tmp_path):
 class Held(FedAvg):
     size: int | None = 2
 
-    def cohort(self, server, size, done):
+    def cohort(self, size, done):
         return Cohort(self.size, draw=done // 3)
 
 
@@ -217,7 +217,10 @@ class Tick(NamedTuple):
 class Listening(LocalOnly, Method[Nothing, State, Tick, Nothing]):
     """Everyone hears the broadcast: those outside the cohort count it in `rounds`."""
 
-    def broadcast(self, server, client, key):
+    def cohort(self, size, done):
+        return Cohort(size, draw=done, reaches_all=True)
+
+    def broadcast(self, server, key):
         return Tick(3)
 
     def observe(self, down, state):
@@ -319,7 +322,7 @@ def test_scores_are_those_of_a_direct_evaluation(tmp_path):
 def test_a_site_reports_a_malformed_broadcast_as_the_clients_failure():
     job = small_job()
     runtime = ClientRuntime(job.method, job.federation)
-    down = job.method.broadcast(job.method.init_server(fold(0, "init")), 0, fold(0))
+    down = job.method.broadcast(job.method.init_server(fold(0, "init")), fold(0))
     data = bytearray(encode(down).data)
     data[len(data) // 2] ^= 1
     answer = runtime.handle(Train(0, bytes(data), b"", frozenset(), {}, (), {}, fold(0), 1))

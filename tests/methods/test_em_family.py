@@ -8,7 +8,7 @@ from torch import nn
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
-from fedsieve.core.method import Batch
+from fedsieve.core.method import Batch, Round
 from fedsieve.methods import em
 from fedsieve.methods.fedmix import FedMix
 from fedsieve.models.task import ModelTask
@@ -63,7 +63,7 @@ def test_fedavg_takes_the_mean_of_the_replies(weighting):
     server = job.method.init_server(fold(0, "init"))
     locals_ = [{n: v + k for n, v in server.weights.items()} for k in (1.0, 2.0, 4.0)]
     replies = [em.Up(w, count) for w, count in zip(locals_, (10, 30, 60), strict=True)]
-    mean = job.method.server_update(server, replies, fold(0, "server")).weights
+    mean = job.method.server_update(server, Round(replies), fold(0, "server")).weights
     by_hand = (10 * 1 + 30 * 2 + 60 * 4) / 100 if weighting == "samples" else (1 + 2 + 4) / 3
     assert_close(mean, {n: v + by_hand for n, v in server.weights.items()})
 
@@ -117,7 +117,7 @@ def test_fedopt_steps_like_torch_on_the_mean_difference(spelled, reference):
         for name, value in weights.items():
             value.grad = value.detach() - (server.weights[name] + sum(shifts) / 2)
         optimiser.step()
-        server = job.method.server_update(server, replies, fold(0, "server"))
+        server = job.method.server_update(server, Round(replies), fold(0, "server"))
         assert_close(server.weights, {n: w.detach() for n, w in weights.items()}, 1e-5)
 
 
@@ -131,7 +131,9 @@ def test_fedmedian_takes_the_coordinate_wise_median(count):
          for n, v in server.weights.items()}
         for _ in range(count)
     ]  # fmt: skip
-    after = job.method.server_update(server, [em.Up(w, 1) for w in locals_], fold(0, "server"))
+    after = job.method.server_update(
+        server, Round([em.Up(w, 1) for w in locals_]), fold(0, "server")
+    )
     for name in server.weights:
         expected = np.median(np.stack([w[name].numpy() for w in locals_]), axis=0)
         np.testing.assert_allclose(after.weights[name].numpy(), expected, rtol=1e-6, atol=1e-7)
@@ -160,7 +162,9 @@ def test_mixture_m_step_follows_the_responsibilities():
     locals_ = [
         {n: v + d / size**0.5 for n, v in centres[k].items()} for k, d in ((0, 1.0), (1, 2.0))
     ]
-    after = job.method.server_update(server, [em.Up(w, 9) for w in locals_], fold(0, "server"))
+    after = job.method.server_update(
+        server, Round([em.Up(w, 9) for w in locals_]), fold(0, "server")
+    )
     joint = np.array([
         [np.log(float(shares[k])) - 0.25 * float(tree.sq_dist(w, centres[k])) for k in (0, 1)]
         for w in locals_
@@ -198,7 +202,7 @@ def test_a_client_of_a_mixture_starts_from_the_centre_that_explains_its_data(siz
     gain = sum(sizes) * (np.log(2) - np.log(1 + np.exp(-1)))
     assert (gain > np.log(0.9 / 0.1)) == bool(nearest)
     data = Zeros(*sizes)
-    begun = method.begin(method.broadcast(server, 0, fold(0, "b")), data)
+    begun = method.begin(method.broadcast(server, fold(0, "b")), data)
     centres = tree.unstack(server.components)
     assert tree.equal(begun.start, centres[nearest])
     assert begun.rates == 0.25
@@ -217,7 +221,7 @@ def test_mixture_components_start_apart_and_predict_as_their_ensemble():
     assert not tree.equal(first, second)
     assert not tree.equal(second, third)
     x = next(job.federation.batches(0).ordered()).x
-    mixed = job.method.predict(job.method.deploy(server, ()), x).exp()
+    mixed = job.method.predict(job.method.model(server, ()), x).exp()
     single = [job.method.task.predict(c, x).softmax(-1) for c in (first, second, third)]
     torch.testing.assert_close(mixed, sum(single) / 3)
     torch.testing.assert_close(mixed.sum(-1), torch.ones(len(x)))
@@ -243,7 +247,7 @@ def test_statistics_of_norm_layers_are_averaged_by_every_prior(name):
         weights = {n: v.clone() for n, v in server.weights.items()}
         weights["norm.running_var"] = torch.full((4,), value)
         replies.append(em.Up(weights, count))
-    after = method.server_update(server, replies, fold(0, "server"))
+    after = method.server_update(server, Round(replies), fold(0, "server"))
     torch.testing.assert_close(after.weights["norm.running_var"], torch.full((4,), 6.0))
     assert "norm.running_var" not in "".join(after.moments)
 

@@ -209,7 +209,7 @@ class ClientRuntime:
 
     def deployed(self, request: EvaluateOwn) -> Evaluate:
         """The same with the model made; where a client has none there is nothing to score."""
-        model = self._method.deploy(request.server, request.state)
+        model = self._method.model(request.server, request.state)
         shards = () if model is None else request.shards
         return Evaluate(model or {}, shards, request.client)
 

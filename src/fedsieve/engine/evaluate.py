@@ -81,10 +81,10 @@ def evaluate(
     Raises:
         RoundError: no shard could be scored.
     """
-    task, model = method.task, method.deploy(server, ())
+    task, model = method.task, method.model(server, ())
     shards = range(federation.num_shards)
     common = own = _Found({}, {}, [])
-    if federation.is_pooled:
+    if federation.partition.is_pooled:
         everything = EvaluateOwn(0, server, store.get(0), tuple(shards))
         common = own = _ask([everything], execute, task)
     else:
@@ -140,7 +140,7 @@ def shares_of_cohort(
     execute: Executor,
 ) -> list[Shares]:
     """Of the maskable tensors of the global model; without one, of the cohort's own."""
-    model = method.deploy(server, ())
+    model = method.model(server, ())
     if model is not None or not method.personal:
         return [] if model is None else [shares_of(model, method.task.graph.maskable)]
     missing = [client for client in states if client not in scores.shares]

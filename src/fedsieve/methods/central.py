@@ -6,7 +6,6 @@ Differs  evaluated on the same test shards as every other method.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedsieve.core.method import register
 from fedsieve.methods.local_only import LocalOnly
@@ -17,4 +16,4 @@ from fedsieve.methods.local_only import LocalOnly
 class Central(LocalOnly):
     """One model on all data."""
 
-    pools_data: ClassVar[bool] = True
+    partition = "pooled"

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Examples, Mask, Params
-from fedsieve.core.method import Batch, Batches, Method, Metrics, Task
+from fedsieve.core.method import Batch, Batches, Method, Metrics, Round, Task
 from fedsieve.core.options import in_range
 from fedsieve.inference.priors import PointPrior, Prior
 from fedsieve.optim import local
@@ -128,9 +128,9 @@ class HardEM(
         up, after = self.finish(begun, trained.params, data, key)
         return up, after, Metrics(trained.processed, {"train_loss": trained.loss}, begun.mask)
 
-    def server_update(self, server: ServerT, replies: Sequence[UpT], key: Key) -> ServerT:
-        counts = [r.examples if self.weighting == "samples" else 1 for r in replies]
-        return self.m_step(server, replies, [count / sum(counts) for count in counts])
+    def server_update(self, server: ServerT, round: Round[DownT, UpT], key: Key) -> ServerT:
+        counts = [r.examples if self.weighting == "samples" else 1 for r in round.replies]
+        return self.m_step(server, round.replies, [count / sum(counts) for count in counts])
 
     def _clips(self, begun: Begun[LocalT, CentreT]) -> Sequence[float | None] | float | None:
         if isinstance(begun.optimisers, Sequence):
@@ -188,7 +188,7 @@ class PointEM(HardEM[Server, Memory, Down, Up, Params, Params]):
     def init_client(self, client: int, key: Key) -> Memory:
         return self.remember({})
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(server.weights, server.rounds)
 
     def begin(self, down: Down, data: Batches) -> Begun[Params, Params]:
@@ -210,5 +210,5 @@ class PointEM(HardEM[Server, Memory, Down, Up, Params, Params]):
         """Weights and moments after the M-step; here the closed form."""
         return self.prior.m_step(locals_, shares), server.moments
 
-    def deploy(self, server: Server, state: Memory) -> Params | None:
+    def model(self, server: Server, state: Memory) -> Params | None:
         return (state.weights or None) if isinstance(state, Own) else server.weights

@@ -32,8 +32,8 @@ class FedAvgPrune(FedAvg):
         in_range("target_density", self.target_density, 0, 1, above=True)
         budget(self.units, self.task.graph, self.target_density)
 
-    def deploy(self, server: Server, state: Memory) -> Params | None:
-        weights = super().deploy(server, state)
+    def model(self, server: Server, state: Memory) -> Params | None:
+        weights = super().model(server, state)
         if weights is None:
             return None
         graph = self.task.graph

@@ -22,7 +22,7 @@ from fedsieve.core import keys, tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Examples, Mask, Params
-from fedsieve.core.method import Batches, register
+from fedsieve.core.method import Batches, PerClient, register
 from fedsieve.core.options import in_range
 from fedsieve.methods.em import PAPER, Begun, HardEM, Memory, Own
 from fedsieve.optim.optimisers import SGD, Moments, Optimiser, init_moments, update
@@ -112,10 +112,13 @@ class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
     def init_client(self, client: int, key: Key) -> Memory:
         return self.remember({})
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
-        units = keys.torch_seed(fold(key, "units", client))
-        small = compact(self.task.graph, server.weights, self._held(units))
-        return Down(small, units, server.rounds)
+    def broadcast(self, server: Server, key: Key) -> PerClient[Down]:
+        def submodel(client: int) -> Down:
+            units = keys.torch_seed(fold(key, "units", client))
+            small = compact(self.task.graph, server.weights, self._held(units))
+            return Down(small, units, server.rounds)
+
+        return PerClient(submodel)
 
     def begin(self, down: Down, data: Batches) -> Begun[Params, int]:
         whole = {x.weight: torch.zeros(x.shape, dtype=torch.bool) for x in self.task.graph.layers}
@@ -151,7 +154,7 @@ class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
         statistics = {n: server.weights[n] - gradient[n] for n in sorted(self.task.buffers)}
         return Server(weights | statistics, moments, server.rounds + 1)
 
-    def deploy(self, server: Server, state: Memory) -> Params | None:
+    def model(self, server: Server, state: Memory) -> Params | None:
         return (state.weights or None) if isinstance(state, Own) else server.weights
 
     @cached_property

@@ -10,7 +10,7 @@ Differs  deep nets start from the m largest initial weights: 0 is a stationary p
          FLoPS; normalisation never is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -20,7 +20,7 @@ import torch
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params
-from fedsieve.core.method import Batches, Method, Metrics, Task, register
+from fedsieve.core.method import Batches, Method, Metrics, Round, Task, register
 from fedsieve.core.options import in_range
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Optimiser
@@ -97,7 +97,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     def init_client(self, client: int, key: Key) -> tuple[()]:
         return ()
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(self._support(server.weights), server.weights, server.rounds)
 
     def client_update(
@@ -118,13 +118,13 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
         metrics = Metrics(trained.processed, {"train_loss": trained.loss}, support)
         return Up(support, trained.params, data.examples), state, metrics
 
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
         mean = tree.weighted_mean(
-            (r.weights, r.examples if self.weighting == "samples" else 1) for r in replies
+            (r.weights, r.examples if self.weighting == "samples" else 1) for r in round.replies
         )
         return Server(self._threshold(mean, server.rounds + 1), server.rounds + 1)
 
-    def deploy(self, server: Server, state: tuple[()]) -> Params:
+    def model(self, server: Server, state: tuple[()]) -> Params:
         return server.weights
 
     def _threshold(self, weights: Params, done: int) -> Params:

@@ -72,7 +72,7 @@ class FedMix(HardEM[Server, State, Down, Up, Params, Components]):
     def init_client(self, client: int, key: Key) -> State:
         return State(client % self.components)
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(server.components, {SHARES: server.shares}, server.rounds)
 
     def begin(self, down: Down, data: Batches) -> Begun[Params, Components]:
@@ -98,7 +98,7 @@ class FedMix(HardEM[Server, State, Down, Up, Params, Components]):
         clients = responsibility.sum(0) + self.pseudo_count
         return Server(tree.stack(moved), clients / clients.sum(), server.rounds + 1)
 
-    def deploy(self, server: Server, state: State | tuple[()]) -> Params:
+    def model(self, server: Server, state: State | tuple[()]) -> Params:
         if isinstance(state, State):
             return tree.unstack(server.components)[state.component]
         return server.components | {SHARES: server.shares}

@@ -137,7 +137,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
     def init_client(self, client: int, key: Key) -> Memory:
         return self.remember({})
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(server.alive, server.weights, server.raw_thresholds, server.rounds)
 
     def begin(self, down: Down, data: Batches) -> Begun[Gated, Slab]:
@@ -193,7 +193,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
             server.rounds + 1,
         )
 
-    def deploy(self, server: Server, state: Memory) -> Params | None:
+    def model(self, server: Server, state: Memory) -> Params | None:
         return (state.weights or None) if isinstance(state, Own) else server.weights
 
     def _is_pruning(self, done: int) -> bool:

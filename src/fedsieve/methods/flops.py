@@ -10,7 +10,7 @@ Differs  a round is one gradient step, its cohort is held for n(B) of them. The 
          model's own initialisation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Change, Count, Dense, Examples, Params
-from fedsieve.core.method import Batch, Batches, Cohort, Method, Metrics, register
+from fedsieve.core.method import Batch, Batches, Cohort, Method, Metrics, Report, Round, register
 from fedsieve.core.options import in_range
 from fedsieve.methods.gated import GatedWeights
 from fedsieve.optim import local
@@ -97,10 +97,10 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
     def init_client(self, client: int, key: Key) -> tuple[()]:
         return ()
 
-    def cohort(self, server: Server, size: int, done: int) -> Cohort:
+    def cohort(self, size: int, done: int) -> Cohort:
         return Cohort(size, draw=done // self.hold)
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(server.weights, server.gate_logits, server.steps)
 
     def client_update(
@@ -131,7 +131,8 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
         metrics = Metrics(trained.processed, values)
         return Up(lost[0], lost[1], data.examples, trained.steps), state, metrics
 
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        replies = round.replies
         shares = [r.examples if self.weighting == "samples" else 1 for r in replies]
         step = tree.weighted_mean((r.weights, c) for r, c in zip(replies, shares, strict=True))
         open_ = tree.weighted_mean((r.gate_logits, c) for r, c in zip(replies, shares, strict=True))
@@ -150,10 +151,10 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
             logits = self.scale(logits, self.largest(weights, logits, kept))
         return Server(weights, logits, dual, server.steps + 1)
 
-    def open_gates(self, server: Server) -> Params:
-        return self.test_gates(server.gate_logits)
+    def report(self, server: Server) -> Report:
+        return Report(gates=self.test_gates(server.gate_logits))
 
-    def deploy(self, server: Server, state: tuple[()]) -> Params:
+    def model(self, server: Server, state: tuple[()]) -> Params:
         weights, logits = server.weights, server.gate_logits
         chosen = self.largest(weights, logits, self.budget(server.steps))
         return self.cut(weights, self.test_gates(logits), chosen)

@@ -7,7 +7,6 @@ Differs  the messages of the single pseudo-client are encoded and counted like a
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedsieve.core.method import register
 from fedsieve.methods.flops_pa import FlopsPA
@@ -18,4 +17,4 @@ from fedsieve.methods.flops_pa import FlopsPA
 class FlopsPACentral(FlopsPA):
     """One client that holds all data."""
 
-    pools_data: ClassVar[bool] = True
+    partition = "pooled"

@@ -5,13 +5,13 @@ Symbols  w_k -> state.weights
 Differs  all clients start from one common initial model, as in every other method.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Params
-from fedsieve.core.method import Batches, Method, Metrics, Task, register
+from fedsieve.core.method import Batches, Method, Metrics, Round, Task, register
 from fedsieve.core.options import in_range
 from fedsieve.methods.em import PAPER
 from fedsieve.optim import local
@@ -53,7 +53,7 @@ class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
     def init_client(self, client: int, key: Key) -> State:
         return State(self.task.init_params(fold(key, "weights")), (), 0)
 
-    def broadcast(self, server: Nothing, client: int, key: Key) -> Nothing:
+    def broadcast(self, server: Nothing, key: Key) -> Nothing:
         return Nothing()
 
     def client_update(
@@ -73,8 +73,8 @@ class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
         after = State(trained.params, trained.moments, state.rounds + 1)
         return Nothing(), after, Metrics(trained.processed, {"train_loss": trained.loss})
 
-    def server_update(self, server: Nothing, replies: Sequence[Nothing], key: Key) -> Nothing:
+    def server_update(self, server: Nothing, round: Round[Nothing, Nothing], key: Key) -> Nothing:
         return server
 
-    def deploy(self, server: Nothing, state: State | tuple[()]) -> Params | None:
+    def model(self, server: Nothing, state: State | tuple[()]) -> Params | None:
         return state.weights if isinstance(state, State) else None

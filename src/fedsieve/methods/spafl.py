@@ -14,7 +14,7 @@ Differs  text and released program disagree; the presets `paper` and `code` foll
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -24,7 +24,7 @@ from fedsieve.core import tree
 from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Params, count_nonzero
-from fedsieve.core.method import Batches, Method, Metrics, register
+from fedsieve.core.method import Batches, Cohort, Method, Metrics, Round, register
 from fedsieve.methods.threshold_training import Local, ThresholdTraining, Trained
 from fedsieve.optim.optimisers import Moments
 
@@ -111,7 +111,7 @@ class SpaFL(ThresholdTraining, Method[Server, State, Down, Up]):
         return replace(super().in_run(rounds), spread_over=spread_over)
 
     @property
-    def reaches_all(self) -> bool:
+    def _reaches_all(self) -> bool:
         scope = self.importance_scope if self.importance else "sampled"
         return self.share and "all" in {self.receivers, scope}
 
@@ -123,11 +123,14 @@ class SpaFL(ThresholdTraining, Method[Server, State, Down, Up]):
     def init_client(self, client: int, key: Key) -> State:
         zeros = {x.weight: torch.zeros(x.shape[0]) for x in self.masked}
         weights = self.task.init_params(fold(key, "weights"))
-        return State(Local(weights, zeros), zeros if self.reaches_all else {}, ())
+        return State(Local(weights, zeros), zeros if self._reaches_all else {}, ())
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def cohort(self, size: int, done: int) -> Cohort:
+        return Cohort(size, draw=done, reaches_all=self._reaches_all)
+
+    def broadcast(self, server: Server, key: Key) -> Down:
         # Whoever hears every broadcast knows the change.
-        change = server.change if self.importance and not self.reaches_all else {}
+        change = server.change if self.importance and not self._reaches_all else {}
         return Down(server.thresholds, change, server.norms, server.rounds)
 
     def client_update(
@@ -139,7 +142,7 @@ class SpaFL(ThresholdTraining, Method[Server, State, Down, Up]):
         settled, _ = self.rule.settled(*trained.own)
         after = State(
             Local(trained.own.weights, settled),
-            down.thresholds if self.reaches_all else {},
+            down.thresholds if self._reaches_all else {},
             trained.moments if self.persist_momentum else (),
         )
         values = {"train_loss": trained.loss, **self._flops(trained, down.rounds)}
@@ -149,16 +152,16 @@ class SpaFL(ThresholdTraining, Method[Server, State, Down, Up]):
     def observe(self, down: Down, state: State) -> State:
         return state._replace(own=self._heard(down, state), heard=down.thresholds)
 
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
-        thresholds, norms = (tree.weighted_mean((r[i], 1) for r in replies) for i in (0, 1))
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        thresholds, norms = (tree.weighted_mean((r[i], 1) for r in round.replies) for i in (0, 1))
         change = tree.subtract(thresholds, server.thresholds)
         return Server(thresholds, change, norms, server.rounds + 1)
 
-    def deploy(self, server: Server, state: State | tuple[()]) -> Params | None:
+    def model(self, server: Server, state: State | tuple[()]) -> Params | None:
         if not isinstance(state, State):
             return None
         own = state.own
-        if self.reaches_all:  # the new thresholds are on their way
+        if self._reaches_all:  # the new thresholds are on their way
             own = self._heard(Down(server.thresholds, {}, server.norms, server.rounds), state)
         return self.pruned(own)
 

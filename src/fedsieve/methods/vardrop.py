@@ -23,7 +23,16 @@ from torch import Tensor
 from fedsieve.core import keys, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Exact, Examples, Kept, Mask, Params, Sender
-from fedsieve.core.method import Batches, Method, Metrics, register
+from fedsieve.core.method import (
+    EVERYONE,
+    Batches,
+    Cohort,
+    Method,
+    Metrics,
+    PerClient,
+    Round,
+    register,
+)
 from fedsieve.core.options import in_range
 from fedsieve.inference import variational
 from fedsieve.inference.variational import Posterior
@@ -122,10 +131,6 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         """Whether devices are sent the whole posterior and keep nothing, as in FedAvg."""
         return self.share_alpha and self.local_steps != 1
 
-    @property
-    def asks_all(self) -> bool:  # type: ignore[override]
-        return not self.is_averaging
-
     def init_server(self, key: Key) -> Server:
         model = self.start(key)
         kept = {n: torch.ones_like(lv, dtype=torch.bool) for n, lv in model.posterior[1].items()}
@@ -139,22 +144,25 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         model = BLANK if self.is_averaging else self.start(key)
         return State(model, NOTHING, 0, client)
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def cohort(self, size: int, done: int) -> Cohort:
+        return super().cohort(size, done) if self.is_averaging else EVERYONE
+
+    def broadcast(self, server: Server, key: Key) -> Down | PerClient[Down]:
         if self.is_averaging:
             weights, variances = self.learned(server.model, server.rounds)
             mask = self.mask(server.model, server.rounds)
             statistics = {n: weights[n] for n in sorted(self.task.buffers)}
             weights = {n: w for n, w in weights.items() if n not in statistics}
             return Down(mask, weights, variances, statistics, server.examples, server.rounds)
-        is_level = server.rounds == 0 or client in server.devices
-        model = {} if is_level else cast("Params", tree.flatten(server.model))
         mask, content = server.parcel
-        return Down(mask, *content, model, server.examples, server.rounds)
+        change = Down(mask, *content, {}, server.examples, server.rounds)
 
-    def echo(self, down: Down, server: Server) -> Server:
-        if self.is_averaging:
-            return server
-        return server._replace(model=self._step(server.model, down))
+        def message(client: int) -> Down:
+            is_level = server.rounds == 0 or client in server.devices
+            whole = {} if is_level else cast("Params", tree.flatten(server.model))
+            return change._replace(model=whole) if whole else change
+
+        return PerClient(message)
 
     def client_update(
         self, down: Down, state: State, data: Batches, key: Key
@@ -171,7 +179,10 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         kept = BLANK if self.is_averaging else model
         return up, State(kept, left, arrival, state.device), metrics
 
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        replies, model = round.replies, server.model
+        if not self.is_averaging:  # the server moves as its devices did, by what they have read
+            model = self._step(model, round.down(replies[0].device))
         senders = [r for r in replies if r.weights]
         mean = self._mean(server, senders, len(replies))
         # The warm-up has no masks; whoever is late after it counts as one who keeps everything.
@@ -179,7 +190,7 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         own = {str(r.device): masks.completed(r.mask, server.kept) for r in senders if has_masks}
         sent, heard = masks.votes(list(own.values())), server.heard | own
         votes = masks.votes(list(heard.values())) if self.async_staleness else sent
-        model = server.model.with_weights(tree.weighted_mean((r.statistics, 1) for r in replies))
+        model = model.with_weights(tree.weighted_mean((r.statistics, 1) for r in replies))
         if self.is_averaging:
             model = self._moved(model, mean)
             return server._replace(
@@ -198,7 +209,7 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
             rounds=server.rounds + 1,
         )
 
-    def deploy(self, server: Server, state: State | tuple[()]) -> Params:
+    def model(self, server: Server, state: State | tuple[()]) -> Params:
         if self.is_averaging:
             return masks.apply(server.model.posterior.weights, server.kept)
         (mask, content), done = server.parcel, server.rounds
