@@ -20,7 +20,7 @@ from fedsieve.engine.evaluate import evaluate
 from fedsieve.engine.executors.pool import Pool
 from fedsieve.jobs import api
 from fedsieve.jobs.api import Watcher
-from fedsieve.methods import em, pfnm, vardrop
+from fedsieve.methods import fedavg, pfnm, vardrop
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.methods.local_only import LocalOnly, Nothing, State
 from fedsieve.wire.codec import Decoder, encode
@@ -141,7 +141,7 @@ def test_a_client_with_other_tensors_than_it_was_sent_is_left_out(change, tmp_pa
     def execute(requests):
         for response in inner(requests):
             if isinstance(response, Reply) and response.client == 2:
-                up = Decoder().decode(response.up.data, em.Up)
+                up = Decoder().decode(response.up.data, fedavg.Up)
                 forged = up._replace(weights=change(up.weights))
                 yield response._replace(up=encode(forged))
             else:

@@ -10,10 +10,11 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
 from fedsieve.core.method import Round
-from fedsieve.methods.em import Own
+from fedsieve.methods.fedavg import Own
 from fedsieve.methods.fedsparse import Down, Up
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo.registry import read_model
+from fedsieve.optim import local
 from fedsieve.sparsity import masks
 from fedsieve.sparsity.masks import density, nonzero
 from fedsieve.wire.codec import Decoder, encode
@@ -196,12 +197,19 @@ def test_a_larger_gate_cost_gives_a_sparser_model(tmp_path, theta):
 
 
 @pytest.mark.parametrize("steps", [2, 10, 40])
-def test_thresholds_can_travel_by_the_root_of_the_number_of_local_steps(steps):
+def test_thresholds_can_travel_by_the_root_of_the_number_of_local_steps(steps, monkeypatch):
     job = job_of(steps=steps, threshold_lr=1e-3)
     method, data = job.method, job.federation.batches(0)
     server = method.init_server(fold(0, "init"))
-    begun = method.begin(method.broadcast(server, fold(0)), data)
-    assert begun.rates[1] * steps == pytest.approx(1e-2 * math.sqrt(steps / 10))
+    rates = []
+
+    def untrained(objective, start, *_, lr, **options):
+        rates.append(lr[1])
+        return local.Trained(start, (), 0.0, 0, 0)
+
+    monkeypatch.setattr(local, "train", untrained)
+    method.client_update(method.broadcast(server, fold(0)), (), data, fold(0))
+    assert rates[0] * steps == pytest.approx(1e-2 * math.sqrt(steps / 10))
     assert data.steps == steps
 
 

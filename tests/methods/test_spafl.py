@@ -13,8 +13,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold, normal
 from fedsieve.core.method import Batch, Round
 from fedsieve.jobs.config import make
-from fedsieve.methods.spafl import Down, Server, SpaFL, State, Up
-from fedsieve.methods.threshold_training import Local, Trained
+from fedsieve.methods.spafl import Down, Local, Server, SpaFL, State, Trained, Up
 from fedsieve.models.task import ModelTask
 from fedsieve.optim.optimisers import SGD
 from fedsieve.recipes.papers.sizes import COLOUR32, GREY28, sizes

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedsieve.core.keys import fold
-from fedsieve.methods.spafl import SpaFL
-from fedsieve.methods.threshold_training import Local
+from fedsieve.methods.spafl import Local, SpaFL
 from fedsieve.sparsity import masks
 from small import SETTINGS, rounds_of, small_job
 

@@ -12,7 +12,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.method import Round, message_to, method_class
 from fedsieve.core.options import read
-from fedsieve.methods import em, fediter_ht, fedsparse
+from fedsieve.methods import fedavg, fediter_ht, fedsparse
 from fedsieve.robust.aggregation import AGGREGATIONS, Krum, Median, Replies, TrimmedMean
 from small import METHODS, small_job
 
@@ -28,8 +28,8 @@ def rule_of(text):
 
 def dense(rows):
     """A round of replies with one tensor; the broadcast is 0."""
-    start = em.Down({"w": torch.zeros(len(rows[0]))}, 0)
-    ups = [em.Up({"w": torch.tensor(row, dtype=torch.float32)}, 7) for row in rows]
+    start = fedavg.Down({"w": torch.zeros(len(rows[0]))}, 0)
+    ups = [fedavg.Up({"w": torch.tensor(row, dtype=torch.float32)}, 7) for row in rows]
     return Replies(ups, [start] * len(ups))
 
 

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
-from fedsieve.methods.em import PAPER, Memory, Server
-from fedsieve.methods.fedavg import FedAvg
+from fedsieve.methods.fedavg import PAPER, FedAvg, Memory, Server
 from fedsieve.sparsity import masks
 from fedsieve.sparsity.units import Weights, budget
 

@@ -13,7 +13,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batches, Method, Metrics, Round, Task, register
 from fedsieve.core.options import in_range
-from fedsieve.methods.em import PAPER
+from fedsieve.methods.fedavg import PAPER
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Moments, Optimiser
 from fedsieve.optim.schedules import Cosine, Schedule
