@@ -83,6 +83,7 @@ def read_tensors(record: Record) -> Params | None:
     except (OSError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: not a readable model ({error}). {ADVICE}") from error
     is_personal = method_class(record.config.method).personal  # the hash is of more than the model
+    is_personal = record.config.options.get("personal", is_personal)
     if not is_personal and tree.digest(model) != record.summary.model_hash:
         raise DataError(f"{path}: is not the model whose hash result.json has. {ADVICE}")
     return model

@@ -49,7 +49,7 @@ class Up(NamedTuple):
 @register("fedavg")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method[Server, Memory, Down, Up]):
-    """Federated averaging."""
+    """Federated averaging: local SGD and the mean of the local models."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     task: Task

@@ -20,7 +20,7 @@ from fedsieve.sparsity.units import Weights, budget
 @register("fedavg_prune")
 @dataclass(frozen=True, kw_only=True)
 class FedAvgPrune(FedAvg):
-    """Dense training, a sparse model at the end."""
+    """Dense federated averaging, of which the m largest weights are deployed."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER | {"target_density": 0.1}}
     target_density: float = 0.4  # rho: share of what is pruned that is deployed

@@ -1,4 +1,4 @@
-"""FedIter-HT: iterative hard thresholding on clients and server; exactly m weights at all times.
+"""FedIter-HT and Fed-HT: hard thresholding to m weights, at every step or after every average.
 
 Paper    Tong et al., "Federated Nonconvex Sparse Learning", 2022 (specification flops, section 6).
 Symbols  H_m -> masks.top_k   m = floor(rho P) -> kept weights   rho -> target_density
@@ -7,7 +7,8 @@ Differs  deep nets start from the m largest initial weights: 0 is a stationary p
          (`ramp`), gradients are clipped and rates fall over the run; preset `paper` has rho from
          the first round on, with Adam: there plain SGD rarely brings a pruned weight of a deep net
          back above the threshold. Biases are thresholded with `units=weights(biases=true)`, as in
-         FLoPS; normalisation never is.
+         FLoPS; normalisation never is. Fed-HT has a higher density by default: what clients train
+         outside the mask is cut away again after every mean.
 """
 
 from collections.abc import Mapping
@@ -137,3 +138,12 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
 
     def _support(self, weights: Params) -> Mask:
         return masks.nonzero(weights, tuple(self.units.shapes(self.task.graph)))
+
+
+@register("fedht")
+@dataclass(frozen=True, kw_only=True)
+class FedHT(FedIterHT):
+    """Top-m weights after every average alone; clients train and send dense models."""
+
+    thresholds_steps: ClassVar[bool] = False
+    target_density: float = 0.4  # rho: share of what is thresholded that is kept

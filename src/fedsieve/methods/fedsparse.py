@@ -70,7 +70,7 @@ class Up(NamedTuple):
 @register("fedsparse")
 @dataclass(frozen=True, kw_only=True)
 class FedSparse(HardEM, Method[Server, Memory, Down, Up]):
-    """Federated averaging with gates over groups of weights."""
+    """Federated averaging with gates over filters and features; sparse in both directions."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     target_density: float | None = 0.7  # share of gated weights left; none: as the prior has it

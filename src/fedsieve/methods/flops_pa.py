@@ -27,7 +27,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params, Scalar
 from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, Round, register
 from fedsieve.core.options import in_range
-from fedsieve.methods.gated import GatedWeights
+from fedsieve.methods.flops import GatedWeights
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.optim.schedules import ramp_in_run
@@ -94,7 +94,7 @@ class Point(NamedTuple):
 @register("flops_pa")
 @dataclass(frozen=True, kw_only=True)
 class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
-    """A round of local steps on weights and gates between two sparse messages."""
+    """Gated weights by averaging parameters; m weights and their gates travel both ways."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     target_bytes: int | None = None  # of a client's two messages, a round; replaces target_density
@@ -213,3 +213,14 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         if self.open_logit is None:
             return logits
         return {n: torch.where(g >= 1, self.open_logit, logits[n]) for n, g in gates.items()}
+
+
+@register("flops_pa_central")
+@dataclass(frozen=True, kw_only=True)
+class FlopsPACentral(FlopsPA):
+    """FLoPS-PA with one client that holds all data: the central baseline (section 6).
+
+    Its messages are encoded and counted like any other's.
+    """
+
+    partition = "pooled"

@@ -1,8 +1,10 @@
-"""Local training alone: every client keeps its own model, nothing is sent. The lower anchor.
+"""Training without exchange, each client for itself or on all data: the lower and upper anchor.
 
-Paper    none; the rival that personal methods on skewed data have to beat.
+Paper    none; what personal methods on skewed data have to beat, and what federated training could
+         reach if data could be gathered.
 Symbols  w_k -> state.weights
-Differs  all clients start from one common initial model, as in every other method.
+Differs  all clients start from one common initial model, and the central one is evaluated on the
+         same test shards, as in every other method.
 """
 
 from collections.abc import Mapping
@@ -32,7 +34,7 @@ class State(NamedTuple):
 @register("local_only")
 @dataclass(frozen=True, kw_only=True)
 class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
-    """Each client for itself."""
+    """Every client trains a model of its own and nothing is sent: the lower anchor."""
 
     task: Task
     personal = True
@@ -78,3 +80,11 @@ class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
 
     def model(self, server: Nothing, state: State | tuple[()]) -> Params | None:
         return state.weights if isinstance(state, State) else None
+
+
+@register("central")
+@dataclass(frozen=True, kw_only=True)
+class Central(LocalOnly):
+    """One model on the union of all shards: the upper anchor."""
+
+    partition = "pooled"

@@ -82,7 +82,7 @@ class Up(NamedTuple):
 @register("pfnm")
 @dataclass(frozen=True, kw_only=True)
 class Pfnm(Method[Server, State, Down, Up]):
-    """Probabilistic federated neural matching."""
+    """Probabilistic federated neural matching: the fused network finds its own width."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": PAPER,

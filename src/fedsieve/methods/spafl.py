@@ -122,7 +122,7 @@ PAPER = TRAINING | {
 @register("spafl")
 @dataclass(frozen=True, kw_only=True)
 class SpaFL(Method[Server, State, Down, Up]):
-    """Thresholds are averaged over clients; weights stay where they are."""
+    """Personal sparse models: thresholds are averaged over clients, weights never travel."""
 
     personal = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

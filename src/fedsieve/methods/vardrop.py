@@ -133,7 +133,7 @@ class Up(NamedTuple):
 @register("vardrop")
 @dataclass(frozen=True, kw_only=True)
 class VarDrop(Method[Server, State, Down, Up]):
-    """One quantity, noise over signal, sparsifies model and traffic."""
+    """Variational dropout: one quantity, noise over signal, sparsifies model and traffic."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     task: Task
