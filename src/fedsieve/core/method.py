@@ -172,7 +172,7 @@ Up = TypeVar("Up")
 
 
 class PerClient(NamedTuple, Generic[Down]):
-    """A broadcast that differs from client to client; one that several get is encoded once."""
+    """A broadcast of one message per client; whoever gets the same object shares its encoding."""
 
     message: Callable[[int], Down]
 

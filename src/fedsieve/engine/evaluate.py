@@ -70,7 +70,7 @@ def evaluate(
     execute: Executor,
     seen: frozenset[int] = frozenset(),
 ) -> Scores:
-    """Scores of what the method would deploy now.
+    """Scores of the models that the method has now.
 
     local_accuracy is the unweighted mean over test shards of the client's own model, or of the
     global one where clients have none of their own; seen_accuracy that over the clients in `seen`,

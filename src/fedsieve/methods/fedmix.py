@@ -113,13 +113,13 @@ class FedMix(HardEM, Method[Server, State, Down, Up]):
             return tree.unstack(server.components)[state.component]
         return server.components | {SHARES: server.shares}
 
-    def predict(self, deployed: Params, x: Tensor) -> Tensor:
+    def predict(self, model: Params, x: Tensor) -> Tensor:
         """A client's own component, or the ensemble: components' predictions mixed by share."""
-        if SHARES not in deployed:
-            return self.task.predict(deployed, x)
-        centres = tree.unstack({n: v for n, v in deployed.items() if n != SHARES})
+        if SHARES not in model:
+            return self.task.predict(model, x)
+        centres = tree.unstack({n: v for n, v in model.items() if n != SHARES})
         outputs = torch.stack([self.task.predict(centre, x) for centre in centres])
-        shares = deployed[SHARES].view(-1, *[1] * (outputs.dim() - 1))
+        shares = model[SHARES].view(-1, *[1] * (outputs.dim() - 1))
         if self.task.kind == "classes":
             return torch.logsumexp(outputs.log_softmax(-1) + shares.log(), 0)
         if self.task.kind in {"binary", "labels"}:
