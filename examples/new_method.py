@@ -7,7 +7,6 @@ Differs  the compressed step is a round of local training, not one gradient; bia
          normalisation travel whole.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -17,7 +16,7 @@ import fedsieve
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Dense, Kept, Params
-from fedsieve.core.method import Batches, Method, Metrics, Task, register
+from fedsieve.core.method import Batches, Method, Metrics, Round, Task, register
 from fedsieve.core.options import in_range
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Optimiser
@@ -63,7 +62,7 @@ class FedTopK(Method[Server, State, Down, Up]):
         start = self.task.init_params(fold(key, "weights"))
         return State({n: torch.zeros_like(start[n]) for n in self.task.graph.maskable})
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(server.weights)
 
     def client_update(
@@ -85,11 +84,11 @@ class FedTopK(Method[Server, State, Down, Up]):
         metrics = Metrics(trained.processed, {"train_loss": trained.loss})
         return Up(mask, wanted, data.examples), State(unsent), metrics
 
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
-        change = tree.weighted_mean((r.change, r.examples) for r in replies)
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        change = tree.weighted_mean((r.change, r.examples) for r in round.replies)
         return Server({name: value + change[name] for name, value in server.weights.items()})
 
-    def deploy(self, server: Server, state: State | tuple[()]) -> Params:
+    def model(self, server: Server, state: State | tuple[()]) -> Params:
         return server.weights
 
     def _kept(self, params: Params) -> int:

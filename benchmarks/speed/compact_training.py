@@ -16,8 +16,7 @@ from fedsieve.core.keys import fold
 from fedsieve.core.method import Batches
 from fedsieve.jobs.config import make
 from fedsieve.jobs.job import build
-from fedsieve.methods.spafl import SpaFL
-from fedsieve.methods.threshold_training import Local
+from fedsieve.methods.spafl import Local, SpaFL
 
 KEY = fold(0, "bench")
 SETTINGS = {

@@ -112,7 +112,7 @@ def by_fedsieve(job: Job, execute: Executor) -> Iterator[float]:
         plan = Plan(seed=0, rounds=NEVER, cohort=10, eval_every=NEVER, min_replies=1)
         rounds = Rounds(job.method, job.federation, plan, stores, execute)
         for played in rounds.play(rounds.start()):
-            model = job.method.deploy(played.position.server, ())
+            model = job.method.model(played.position.server, ())
             yield norm(model or {})
 
 

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -22,7 +22,7 @@ import torch
 
 from fedsieve.core.errors import DataError
 from fedsieve.core.keys import Key
-from fedsieve.core.method import Batches, Metrics
+from fedsieve.core.method import Batches, Metrics, Round
 from fedsieve.jobs.config import make
 from fedsieve.jobs.engine import open_rounds
 from fedsieve.jobs.job import Job, build
@@ -63,13 +63,9 @@ class Timed(VarDrop):
         with counted():
             return super().client_update(down, state, data, key)
 
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
         with counted():
-            return super().server_update(server, replies, key)
-
-    def echo(self, down: Down, server: Server) -> Server:
-        with counted():
-            return super().echo(down, server)
+            return super().server_update(server, round, key)
 
 
 def timed(job: Job) -> Job:

@@ -179,7 +179,7 @@ def train(rounds: int) -> dict[str, Array]:
     print(f"LeNet: {rounds} rounds of workload A, accuracy {result.summary.global_accuracy:.3f}")
     job, decoder = build(make(settings)), Decoder()
     server = job.method.init_server(fold(0))._replace(weights=result.model)
-    down = job.method.broadcast(server, 0, fold(0))
+    down = job.method.broadcast(server, fold(0))
     work = [(job.federation.batches(client), fold(0, client)) for client in range(10)]
     messages = [down, *(job.method.client_update(down, (), *each)[0] for each in work)]
     known = Known(frozenset(decoder.learn(schema_of(m)[0].packed()) for m in messages))

@@ -35,7 +35,7 @@ def main() -> None:
     for client, version in saved.versions["states"].items():
         path = run / "clients" / "states" / f"{int(client):07d}-{version:07d}.safetensors"
         state: State = blob.read(State, path)
-        model = method.deploy(server, state)
+        model = method.model(server, state)
         assert model is not None
         pruned += (model[LAST].abs().sum(1) == 0).float()
         own = torch.zeros(outputs, outputs)

@@ -276,7 +276,7 @@ def test_the_shell_completes_commands_flags_and_names(typed, expected):
 def test_names_read_from_source_are_those_that_are_registered():
     assert list(names.methods()) == list(registered())
     for name, cls in registered().items():
-        assert names.methods()[name] == inspect.getmodule(cls).__doc__.split("\n")[0]
+        assert names.methods()[name] == inspect.getdoc(cls).split("\n")[0]
     assert names.datasets() == sorted(map(name_of, LISTED))
     assert names.models() == sorted(map(name_of, MODELS))
 

@@ -9,7 +9,7 @@ import fedsieve
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Kept, fields
-from fedsieve.core.method import message_types
+from fedsieve.core.method import Round, message_to, message_types
 from fedsieve.engine import blob
 from fedsieve.metrics.macs import density
 from fedsieve.sparsity import masks
@@ -32,7 +32,7 @@ def one_exchange(name):
     method = job.method
     server = method.init_server(fold(0, "init"))
     state = method.init_client(0, fold(0, "init"))
-    down = method.broadcast(server, 0, fold(0, "broadcast"))
+    down = message_to(0, method.broadcast(server, fold(0, "broadcast")))
     up, after, metrics = method.client_update(
         down, state, job.federation.batches(0), fold(0, "client")
     )
@@ -67,12 +67,12 @@ def test_functions_do_not_change_their_inputs(name):
     method, key = job.method, fold(0, "init")
     server, state = method.init_server(key), method.init_client(0, key)
     before = tree.digest((server, state))
-    down = method.broadcast(server, 0, key)
+    down = message_to(0, method.broadcast(server, key))
     sent = tree.digest(down)
     up, after, _ = method.client_update(down, state, job.federation.batches(0), key)
     received = tree.digest((up, after))
-    method.server_update(server, [up, up], key)
-    method.deploy(server, after)
+    method.server_update(server, Round([up, up]), key)
+    method.model(server, after)
     assert tree.digest((server, state)) == before
     assert tree.digest(down) == sent
     assert tree.digest((up, after)) == received
@@ -136,11 +136,11 @@ def test_deployed_model_has_the_density_of_the_row(name, tmp_path):
     server = played.position.server
     if job.method.personal:
         models = [
-            job.method.deploy(server, rounds.stores.states.get(c))
+            job.method.model(server, rounds.stores.states.get(c))
             for c in rounds.stores.states.known()
         ]
     else:
-        models = [job.method.deploy(server, ())]
+        models = [job.method.model(server, ())]
     shares = [masks.density(masks.nonzero(m, graph.maskable)) for m in models]
     assert played.row.density == pytest.approx(sum(shares) / len(shares))
     assert played.row.density == pytest.approx(sum(density(m, graph) for m in models) / len(models))

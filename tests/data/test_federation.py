@@ -164,9 +164,13 @@ def test_validation_examples_are_not_trained_on():
         assert not set(held_out.tolist()) & set(flat(numbers(fed.batches(client).epoch(KEY))))
 
 
+def pooled(fed):
+    return replace(fed, partition=replace(fed.partition, is_pooled=True))
+
+
 def test_the_pooled_client_holds_all_training_shards_and_no_test_shard_moves():
     fed = federation(examples=100, validation=0.2)
-    pool = fed.pooled()
+    pool = pooled(fed)
     assert (pool.num_clients, pool.num_shards) == (1, 4)
     assert sorted(flat(numbers(pool.batches(0).epoch(KEY)))) == sorted(
         flat(rows.tolist() for rows in fed.partition.train)
@@ -185,7 +189,7 @@ def test_a_clients_shift_is_added_to_its_training_inputs_pooled_or_not():
         assert batch.x.equal(fed.dataset.x[rows] + shift[client])
         (held_out,) = fed.train_batches(fed.validation(client))
         assert held_out.x.equal(fed.dataset.x[fed.validation(client)] + shift[client])
-    (pool,) = fed.pooled().batches(0).ordered()
+    (pool,) = pooled(fed).batches(0).ordered()
     parts = {int(r): shift[c] for c, rows in enumerate(fed.partition.train) for r in rows}
     assert pool.x.equal(torch.stack([fed.dataset.x[r] + parts[r] for r in sorted(parts)]))
     (tested,) = fed.test_batches(fed.test(0))

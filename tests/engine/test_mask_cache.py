@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import fedsieve
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
-from fedsieve.core.method import message_types
+from fedsieve.core.method import Cohort, message_types
 from fedsieve.engine import mask_cache as recalling
 from fedsieve.engine.broadcast import KEPT_SCHEMAS, ClientCache
 from fedsieve.engine.client import ClientRuntime
@@ -83,7 +83,7 @@ def test_masks_that_change_cost_less_than_whole_ones(tmp_path):
     job = job_of()
     rounds = rounds_of(job, tmp_path)
     first, second, _ = rounds.play(rounds.start())
-    down = job.method.broadcast(first.position.server, 0, fold(0))
+    down = job.method.broadcast(first.position.server, fold(0))
     assert 5 < mask_bytes(second, "down") < 0.7 * 5 * encode(down).mask_bytes
     assert mask_bytes(first, "up") < mask_bytes(first, "down")
 
@@ -176,7 +176,7 @@ def test_a_reply_the_server_cannot_read_is_asked_for_again(tmp_path):
     job = job_of(rounds=2)
     plain = rounds_of(job, tmp_path / "plain")
     expected = list(plain.play(plain.start()))
-    down = job.method.broadcast(plain.start().server, 0, fold(0))
+    down = job.method.broadcast(plain.start().server, fold(0))
     _, up_kind = message_types(job.method)
     mark = schema_of(up_kind(down.mask, down.weights, 1))[1]
     rounds = rounds_of(job, tmp_path / "lost")
@@ -249,6 +249,9 @@ class Overheard(FedIterHT):
 
     heard: ClassVar[list[str]] = []
 
+    def cohort(self, size, done):
+        return Cohort(size, draw=done, reaches_all=True)
+
     def observe(self, down, state):
         self.heard.append(tree.digest(down))
         return state
@@ -261,7 +264,7 @@ def test_observers_read_what_is_coded_against_masks_they_hold(tmp_path):
     Overheard.heard.clear()
     position, trained, saved = rounds.start(), set(), 0
     for played in rounds.play(position):
-        down = method.broadcast(position.server, 0, fold(0))
+        down = method.broadcast(position.server, fold(0))
         assert Overheard.heard[-2:] == [tree.digest(down)] * 2
         cohort = {m.client for m in played.messages if m.direction == "up"}
         whole = encode(down).mask_bytes

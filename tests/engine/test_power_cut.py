@@ -100,7 +100,7 @@ class Walk(Method[Weights, Walked, Weights, Weights]):
     def init_client(self, client, key):
         return Walked(torch.zeros(2))
 
-    def broadcast(self, server, client, key):
+    def broadcast(self, server, key):
         return Weights(server.weights)
 
     def client_update(self, down, state, data, key):
@@ -108,10 +108,10 @@ class Walk(Method[Weights, Walked, Weights, Weights]):
         moved = {name: w + total.sum() for name, w in down.weights.items()}
         return Weights(moved), Walked(total), Metrics(1, {})
 
-    def server_update(self, server, replies, key):
-        return Weights({n: sum(up.weights[n] for up in replies) / 2 for n in server.weights})
+    def server_update(self, server, round, key):
+        return Weights({n: sum(up.weights[n] for up in round.replies) / 2 for n in server.weights})
 
-    def deploy(self, server, state):
+    def model(self, server, state):
         return server.weights
 
 

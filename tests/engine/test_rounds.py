@@ -12,7 +12,7 @@ from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError, RoundError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Count
-from fedsieve.core.method import Cohort, Method, message_types
+from fedsieve.core.method import Cohort, Method, Round, message_types
 from fedsieve.engine import broadcast
 from fedsieve.engine.broadcast import BroadcastEncoder, ClientCache
 from fedsieve.engine.client import ClientRuntime
@@ -21,7 +21,7 @@ from fedsieve.engine.executors.pool import Pool
 from fedsieve.engine.requests import Failure, Reply, Train
 from fedsieve.jobs import api
 from fedsieve.jobs.api import Watcher
-from fedsieve.methods import em, pfnm, vardrop
+from fedsieve.methods import fedavg, pfnm, vardrop
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.methods.local_only import LocalOnly, Nothing, State
 from fedsieve.wire.codec import Decoder, encode
@@ -67,10 +67,10 @@ def test_a_failed_client_is_as_if_absent_and_counted(accident, tmp_path, caplog)
     method = job.method
     replies = []
     for client in set(range(5)) - {bad}:
-        down = method.broadcast(start.server, client, fold(0))
+        down = method.broadcast(start.server, fold(0))
         data = job.federation.batches(client)
         replies.append(method.client_update(down, (), data, fold(7, "client", 1, client))[0])
-    without = method.server_update(start.server, replies, fold(0))
+    without = method.server_update(start.server, Round(replies), fold(0))
     assert tree.equal(played.position.server, without)
     assert bad not in played.position.caches
     arrived = {m.client for m in played.messages if m.direction == "up"}
@@ -142,7 +142,7 @@ def test_a_client_with_other_tensors_than_it_was_sent_is_left_out(change, tmp_pa
     def execute(requests):
         for response in inner(requests):
             if isinstance(response, Reply) and response.client == 2:
-                up = Decoder().decode(response.up.data, em.Up)
+                up = Decoder().decode(response.up.data, fedavg.Up)
                 forged = up._replace(weights=change(up.weights))
                 yield response._replace(up=encode(forged))
             else:
@@ -181,7 +181,7 @@ def test_too_few_replies_stop_the_run_and_say_why(tmp_path):
 class Held(FedAvg):
     size: int | None = 2
 
-    def cohort(self, server, size, done):
+    def cohort(self, size, done):
         return Cohort(self.size, draw=done // 3)
 
 
@@ -218,7 +218,10 @@ class Tick(NamedTuple):
 class Listening(LocalOnly, Method[Nothing, State, Tick, Nothing]):
     """Everyone hears the broadcast: those outside the cohort count it in `rounds`."""
 
-    def broadcast(self, server, client, key):
+    def cohort(self, size, done):
+        return Cohort(size, draw=done, reaches_all=True)
+
+    def broadcast(self, server, key):
         return Tick(3)
 
     def observe(self, down, state):
@@ -320,7 +323,7 @@ def test_scores_are_those_of_a_direct_evaluation(tmp_path):
 def test_a_site_reports_a_malformed_broadcast_as_the_clients_failure():
     job = small_job()
     runtime = ClientRuntime(job.method, job.federation)
-    down = job.method.broadcast(job.method.init_server(fold(0, "init")), 0, fold(0))
+    down = job.method.broadcast(job.method.init_server(fold(0, "init")), fold(0))
     data = bytearray(encode(down).data)
     data[len(data) // 2] ^= 1
     answer = runtime.handle(Train(0, bytes(data), b"", frozenset(), {}, (), {}, fold(0), 1))

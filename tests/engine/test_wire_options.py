@@ -1,6 +1,7 @@
 """Rounded messages and error feedback: fewer bytes, the same bits whoever does the work."""
 
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fedsieve.core.message import Bits, Count, Dense, Exact, Kept, Params
 from fedsieve.engine.client import ClientRuntime, Wire
 from fedsieve.engine.error_feedback import add_residual, residual_of
 from fedsieve.engine.executors.inline import Inline
+from fedsieve.methods.fedavg import FedAvg
 from fedsieve.wire.codec import Coding, Decoder, encode
 from small import METHODS, SETTINGS, StopAfter, rounds_of, small_job, steady
 
@@ -46,6 +48,34 @@ def test_bytes_fall_and_accuracy_stays(exact, wire, share, feedback):
     assert whole.global_accuracy > 0.7
     assert found.global_accuracy > whole.global_accuracy - 0.03
     assert found.model_hash != whole.model_hash
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(FedAvg):
+    """Keeps what the server is told of its rounds."""
+
+    told: ClassVar[list[Any]] = []
+
+    def server_update(self, server, round, key):
+        self.told.append((server, round))
+        return super().server_update(server, round, key)
+
+
+@pytest.mark.parametrize("wire", ["fp32", *ROUNDED])
+def test_the_server_is_told_what_its_clients_read_and_what_it_weighed(wire, tmp_path):
+    job = small_job(rounds=1)
+    job = replace(job, method=Told(task=job.method.task, lr=0.1))
+    rounds = rounds_of(job, tmp_path, precision=wire)
+    Told.told.clear()
+    (played,) = rounds.play(rounds.start())
+    ((server, told),) = Told.told
+    read = [told.down(m.client) for m in played.messages if m.direction == "down"]
+    assert all(tree.equal(one, read[0]) for one in read)
+    assert tree.equal(read[0].weights, server.weights) == (wire == "fp32")
+    for name, weight in server.weights.items():
+        torch.testing.assert_close(read[0].weights[name], weight, atol=0.01, rtol=0.01)
+    assert told.load == (3, played.row.up_bytes, played.row.down_bytes)
+    assert len(told.replies) == 3
 
 
 def test_int8_takes_at_most_a_byte_a_value_and_four_a_group(tmp_path):

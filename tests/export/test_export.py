@@ -117,7 +117,7 @@ def test_a_client_s_own_model_is_cut_and_answers_like_the_masked_one(tmp_path):
         assert description.origin["client"] == str(client)
         cut.append(description.values < description.whole_values)
         state = kept.state(spafl.State, client) or job.method.init_client(client, fold(3, "init"))
-        masked = job.method.deploy(kept.server(spafl.Server), state)
+        masked = job.method.model(kept.server(spafl.Server), state)
         with torch.no_grad():
             found = load(tmp_path / str(client))(x)
         expected = job.method.task.predict(masked, x)

@@ -1,8 +1,10 @@
 """Runs are made once, found again, and continued when they were cut off."""
 
 import pytest
+import safetensors.torch
 
 import fedsieve
+from fedsieve.core import tree
 from fedsieve.core.errors import DataError
 from fedsieve.jobs import library
 from fedsieve.jobs.api import Watcher
@@ -59,3 +61,21 @@ def test_a_record_holds_rows_and_evaluations(tmp_path):
 def test_what_is_no_run_folder_is_named(tmp_path):
     with pytest.raises(DataError, match=r"no result.json there"):
         library.read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedavg", {"personal": True}), ("central", {}), ("flops_pa_central", {}), ("fedmix", {})],
+)
+def test_a_model_that_is_not_all_of_a_run_is_read_again(method, options, tmp_path):
+    result = fedsieve.run(**QUICK | {"method": method, **options}, out=tmp_path)
+    assert tree.equal(fedsieve.load(tmp_path).model, result.model)
+
+
+def test_another_model_than_that_of_pooled_data_is_refused(tmp_path):
+    fedsieve.run(**QUICK | {"method": "flops_pa_central"}, out=tmp_path)
+    path = tmp_path / "model.safetensors"
+    model = safetensors.torch.load_file(path)
+    safetensors.torch.save_file({n: t + 1 for n, t in model.items()}, path)
+    with pytest.raises(DataError, match=r"model\.safetensors"):
+        fedsieve.load(tmp_path)

@@ -6,6 +6,7 @@ import torch
 import fedsieve
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
+from fedsieve.core.method import Round
 from small import rounds_of, small_job
 
 
@@ -71,14 +72,14 @@ def test_fediter_ht_holds_exactly_m_weights_in_every_message(density):
     size = sum(server.weights[n].numel() for n in method.task.graph.maskable)
     kept = int(density * size)
     for _ in range(2):
-        down = method.broadcast(server, 0, fold(0, "b"))
+        down = method.broadcast(server, fold(0, "b"))
         up, _, metrics = method.client_update(down, (), job.federation.batches(0), fold(0, "c"))
         for message in (down, up):
             assert sum(int(m.count_nonzero()) for m in message.mask.values()) == kept
             biases = sum(v.numel() for n, v in message.weights.items() if n not in message.mask)
             assert method.paper_bytes(message) == 4 * (kept + biases)
         assert tree.equal(metrics.mask, up.mask)
-        server = method.server_update(server, [up], fold(0, "s"))
+        server = method.server_update(server, Round([up]), fold(0, "s"))
 
 
 def test_fediter_ht_at_full_density_is_fedavg(tmp_path):

@@ -8,11 +8,12 @@ from torch import nn
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
-from fedsieve.core.method import Batch
-from fedsieve.methods import em
-from fedsieve.methods.fedmix import FedMix
+from fedsieve.core.method import Batch, Round
+from fedsieve.methods import fedavg, fedmix
+from fedsieve.methods.fedmix import FedMix, State
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo.registry import read_model
+from fedsieve.optim import local
 from small import rounds_of, small_job
 
 
@@ -62,8 +63,8 @@ def test_fedavg_takes_the_mean_of_the_replies(weighting):
     job = small_job(method="fedavg", weighting=weighting)
     server = job.method.init_server(fold(0, "init"))
     locals_ = [{n: v + k for n, v in server.weights.items()} for k in (1.0, 2.0, 4.0)]
-    replies = [em.Up(w, count) for w, count in zip(locals_, (10, 30, 60), strict=True)]
-    mean = job.method.server_update(server, replies, fold(0, "server")).weights
+    replies = [fedavg.Up(w, count) for w, count in zip(locals_, (10, 30, 60), strict=True)]
+    mean = job.method.server_update(server, Round(replies), fold(0, "server")).weights
     by_hand = (10 * 1 + 30 * 2 + 60 * 4) / 100 if weighting == "samples" else (1 + 2 + 4) / 3
     assert_close(mean, {n: v + by_hand for n, v in server.weights.items()})
 
@@ -113,11 +114,11 @@ def test_fedopt_steps_like_torch_on_the_mean_difference(spelled, reference):
     optimiser = reference(list(weights.values()))
     for number in range(3):
         shifts = (0.5 * (number + 1), -1.0)
-        replies = [em.Up({n: v + s for n, v in server.weights.items()}, 5) for s in shifts]
+        replies = [fedavg.Up({n: v + s for n, v in server.weights.items()}, 5) for s in shifts]
         for name, value in weights.items():
             value.grad = value.detach() - (server.weights[name] + sum(shifts) / 2)
         optimiser.step()
-        server = job.method.server_update(server, replies, fold(0, "server"))
+        server = job.method.server_update(server, Round(replies), fold(0, "server"))
         assert_close(server.weights, {n: w.detach() for n, w in weights.items()}, 1e-5)
 
 
@@ -131,7 +132,9 @@ def test_fedmedian_takes_the_coordinate_wise_median(count):
          for n, v in server.weights.items()}
         for _ in range(count)
     ]  # fmt: skip
-    after = job.method.server_update(server, [em.Up(w, 1) for w in locals_], fold(0, "server"))
+    after = job.method.server_update(
+        server, Round([fedavg.Up(w, 1) for w in locals_]), fold(0, "server")
+    )
     for name in server.weights:
         expected = np.median(np.stack([w[name].numpy() for w in locals_]), axis=0)
         np.testing.assert_allclose(after.weights[name].numpy(), expected, rtol=1e-6, atol=1e-7)
@@ -160,7 +163,9 @@ def test_mixture_m_step_follows_the_responsibilities():
     locals_ = [
         {n: v + d / size**0.5 for n, v in centres[k].items()} for k, d in ((0, 1.0), (1, 2.0))
     ]
-    after = job.method.server_update(server, [em.Up(w, 9) for w in locals_], fold(0, "server"))
+    after = job.method.server_update(
+        server, Round([fedavg.Up(w, 9) for w in locals_]), fold(0, "server")
+    )
     joint = np.array([
         [np.log(float(shares[k])) - 0.25 * float(tree.sq_dist(w, centres[k])) for k in (0, 1)]
         for w in locals_
@@ -181,12 +186,17 @@ class Zeros:
     def __init__(self, *sizes):
         self._sizes, self.examples = sizes, sum(sizes)
 
+    def work(self, key):
+        return self.ordered()
+
     def ordered(self):
         return (Batch(torch.zeros(n, 3), torch.zeros(n, dtype=torch.long)) for n in self._sizes)
 
 
 @pytest.mark.parametrize(("sizes", "nearest"), [((4, 1), 0), ((7, 3), 1)])
-def test_a_client_of_a_mixture_starts_from_the_centre_that_explains_its_data(sizes, nearest):
+def test_a_client_of_a_mixture_starts_from_the_centre_that_explains_its_data(
+    sizes, nearest, monkeypatch
+):
     """Losses log 2 and log(1 + 1/e) an example, shares 0.9 and 0.1: six examples turn the scale."""
     task = ModelTask(lambda: nn.Sequential(nn.Linear(3, 2)), "classes", (3,))
     method = FedMix(task=task, components=2, lr=0.25)
@@ -197,16 +207,21 @@ def test_a_client_of_a_mixture_starts_from_the_centre_that_explains_its_data(siz
     )
     gain = sum(sizes) * (np.log(2) - np.log(1 + np.exp(-1)))
     assert (gain > np.log(0.9 / 0.1)) == bool(nearest)
-    data = Zeros(*sizes)
-    begun = method.begin(method.broadcast(server, 0, fold(0, "b")), data)
     centres = tree.unstack(server.components)
-    assert tree.equal(begun.start, centres[nearest])
-    assert begun.rates == 0.25
-    assert begun.centre.nearest == nearest
-    assert begun.centre.examples == sum(sizes)
-    assert all(tree.equal(a, b) for a, b in zip(begun.centre.centres, centres, strict=True))
-    torch.testing.assert_close(begun.centre.log_shares.exp(), server.shares)
-    up, state = method.finish(begun, centres[0], data, fold(0, "c"))
+
+    def untrained(centre, start, *_, lr, **options):
+        assert tree.equal(start, centres[nearest])
+        assert lr == 0.25
+        assert centre.examples == sum(sizes)
+        assert all(tree.equal(a, b) for a, b in zip(centre.centres, centres, strict=True))
+        torch.testing.assert_close(centre.log_shares.exp(), server.shares)
+        return local.Trained(start, (), 0.0, 0, 0)
+
+    monkeypatch.setattr(fedmix, "objective", lambda task, prior, centre: centre)
+    monkeypatch.setattr(fedmix.local, "train", untrained)
+    down = method.broadcast(server, fold(0, "b"))
+    up, state, _ = method.client_update(down, State(0), Zeros(*sizes), fold(0, "c"))
+    assert tree.equal(up.weights, centres[nearest])
     assert (up.examples, state.component) == (sum(sizes), nearest)
 
 
@@ -217,7 +232,7 @@ def test_mixture_components_start_apart_and_predict_as_their_ensemble():
     assert not tree.equal(first, second)
     assert not tree.equal(second, third)
     x = next(job.federation.batches(0).ordered()).x
-    mixed = job.method.predict(job.method.deploy(server, ()), x).exp()
+    mixed = job.method.predict(job.method.model(server, ()), x).exp()
     single = [job.method.task.predict(c, x).softmax(-1) for c in (first, second, third)]
     torch.testing.assert_close(mixed, sum(single) / 3)
     torch.testing.assert_close(mixed.sum(-1), torch.ones(len(x)))
@@ -242,10 +257,10 @@ def test_statistics_of_norm_layers_are_averaged_by_every_prior(name):
     for count, value in ((1, 3.0), (3, 7.0)):
         weights = {n: v.clone() for n, v in server.weights.items()}
         weights["norm.running_var"] = torch.full((4,), value)
-        replies.append(em.Up(weights, count))
-    after = method.server_update(server, replies, fold(0, "server"))
+        replies.append(fedavg.Up(weights, count))
+    after = method.server_update(server, Round(replies), fold(0, "server"))
     torch.testing.assert_close(after.weights["norm.running_var"], torch.full((4,), 6.0))
-    assert "norm.running_var" not in "".join(after.moments)
+    assert "norm.running_var" not in "".join(getattr(after, "moments", ()))
 
 
 @pytest.mark.parametrize(
@@ -259,6 +274,6 @@ def test_statistics_of_norm_layers_are_averaged_by_every_prior(name):
 def test_fedavg_totals_of_the_em_paper_follow_from_its_formula(model, shape, classes, rounds, gib):
     task = ModelTask(lambda: read_model(model).build(shape, classes), "classes", shape)
     weights = task.init_params(fold(0, "init"))
-    down, up = em.Down(weights, 0), em.Up(weights, 0)
+    down, up = fedavg.Down(weights, 0), fedavg.Up(weights, 0)
     total = rounds * 10 * (paper_bytes(down) + paper_bytes(up))
     assert round(total / 2**30, 1) == gib

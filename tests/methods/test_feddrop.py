@@ -6,6 +6,7 @@ import torch
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
+from fedsieve.core.method import Round, message_to
 from fedsieve.methods.feddrop import FedDrop
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo.registry import read_model
@@ -27,7 +28,7 @@ def reply(job, down, client):
 
 def test_the_submodel_has_the_kept_share_of_units_and_no_more():
     job = job_of(conv_drop=0.25, fc_drop=0.5)
-    down = job.method.broadcast(start(job), 0, fold(0, "broadcast"))
+    down = message_to(0, job.method.broadcast(start(job), fold(0, "broadcast")))
     shapes = {n: tuple(w.shape) for n, w in down.weights.items()}
     # conv_small: 16 and 32 filters, 100 units, 2x2 maps before the linear layers.
     assert shapes["conv1.weight"] == (12, 1, 3, 3)
@@ -40,9 +41,11 @@ def test_the_submodel_has_the_kept_share_of_units_and_no_more():
 def test_clients_get_different_units_in_every_round_from_a_key_both_ends_know():
     job = job_of()
     server = start(job)
-    downs = [job.method.broadcast(server, c, fold(0, "b", t)) for t in (0, 1) for c in (0, 1)]
+    downs = [
+        message_to(c, job.method.broadcast(server, fold(0, "b", t))) for t in (0, 1) for c in (0, 1)
+    ]
     assert len({down.units for down in downs}) == 4
-    again = job.method.broadcast(server, 1, fold(0, "b", 1))
+    again = message_to(1, job.method.broadcast(server, fold(0, "b", 1)))
     assert again.units == downs[3].units
     up, *_ = reply(job, again, 1)
     assert up.units == again.units
@@ -55,7 +58,7 @@ def test_training_scales_activations_by_what_was_dropped():
     """The submodel's outputs are those of the whole model under inverted dropout of units."""
     job = job_of(conv_drop=0.25, fc_drop=0.5)
     method, server = job.method, start(job)
-    down = method.broadcast(server, 0, fold(0, "broadcast"))
+    down = message_to(0, method.broadcast(server, fold(0, "broadcast")))
     held = method._held(down.units)
     x = next(job.federation.batches(0).ordered()).x
     w = server.weights
@@ -82,7 +85,7 @@ def test_a_coordinate_is_the_mean_over_the_clients_that_held_it():
     held = {n: torch.zeros_like(w) for n, w in server.weights.items()}
     replies = []
     for client in range(2):
-        down = method.broadcast(server, client, fold(3, "broadcast"))
+        down = message_to(client, method.broadcast(server, fold(3, "broadcast")))
         up, *_ = reply(job, down, client)
         replies.append(up)
         units = method._held(down.units)["fc1"].nonzero()[:, 0]
@@ -97,7 +100,7 @@ def test_a_coordinate_is_the_mean_over_the_clients_that_held_it():
         held["fc2.bias"] += 1
     counts = set(held["fc1.bias"].tolist())
     assert {0.0, 1.0} <= counts or {1.0, 2.0} <= counts
-    after = method.server_update(server, replies, fold(0, "server"))
+    after = method.server_update(server, Round(replies), fold(0, "server"))
     for name, weight in server.weights.items():
         mean = torch.where(held[name] > 0, sums[name] / held[name].clamp(min=1), weight)
         torch.testing.assert_close(after.weights[name], mean, rtol=1e-5, atol=1e-6)
@@ -119,7 +122,7 @@ def test_without_dropping_it_is_fedopt(tmp_path):
 
 def test_macs_are_counted_on_the_submodel():
     job = job_of(conv_drop=0.25, fc_drop=0.5)
-    down = job.method.broadcast(start(job), 0, fold(0, "broadcast"))
+    down = message_to(0, job.method.broadcast(start(job), fold(0, "broadcast")))
     _, _, metrics = reply(job, down, 0)
     for name, mask in metrics.mask.items():
         assert int(mask.sum()) == down.weights[name].numel()
@@ -127,9 +130,9 @@ def test_macs_are_counted_on_the_submodel():
 
 def test_a_client_keeps_its_submodel_as_its_own():
     job = job_of(personal=True)
-    down = job.method.broadcast(start(job), 0, fold(0, "broadcast"))
+    down = message_to(0, job.method.broadcast(start(job), fold(0, "broadcast")))
     up, state, _ = reply(job, down, 0)
-    own = job.method.deploy(start(job), state)
+    own = job.method.model(start(job), state)
     assert own["fc2.weight"].shape == up.weights["fc2.weight"].shape
     torch.testing.assert_close(own["fc2.weight"], 2 * up.weights["fc2.weight"])  # fc_drop = 0.5
 

@@ -9,10 +9,12 @@ from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
-from fedsieve.methods.em import Own
+from fedsieve.core.method import Round
+from fedsieve.methods.fedavg import Own
 from fedsieve.methods.fedsparse import Down, Up
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo.registry import read_model
+from fedsieve.optim import local
 from fedsieve.sparsity import masks
 from fedsieve.sparsity.masks import density, nonzero
 from fedsieve.wire.codec import Decoder, encode
@@ -36,7 +38,7 @@ def played(tmp_path, **settings):
 
 def exchange(job, server):
     """The replies of three clients to one broadcast."""
-    down = job.method.broadcast(server, 0, fold(0, "broadcast"))
+    down = job.method.broadcast(server, fold(0, "broadcast"))
     return down, [
         job.method.client_update(
             down, job.method.init_client(c, fold(0)), job.federation.batches(c), fold(0, "c", c)
@@ -120,7 +122,7 @@ def test_a_pruned_group_is_never_sent_nor_revived(theta, groups):
         for name, dead in gone.items():
             assert not (up.gates[name] & dead).any()
             assert not up.weights[name].where(dead, 0).any()
-    after = job.method.server_update(server, [up for up, *_ in replies], fold(0, "server"))
+    after = job.method.server_update(server, Round([up for up, *_ in replies]), fold(0, "server"))
     for name, dead in gone.items():
         assert not (after.alive[name] & dead).any()
         assert not after.weights[name].where(dead, 0).any()
@@ -135,7 +137,7 @@ def test_a_group_that_no_client_keeps_is_pruned_if_theta_is_free(theta_start):
     gates["conv1.weight"] = gates["conv1.weight"].clone()
     gates["conv1.weight"][3] = False
     up = Up(gates, masks.apply(server.weights, gates), 1)
-    after = method.server_update(server, [up, up], fold(0, "server"))
+    after = method.server_update(server, Round([up, up]), fold(0, "server"))
     assert tree.equal(after.alive, gates)
 
 
@@ -150,7 +152,7 @@ def test_moments_of_pruned_groups_are_zero_and_others_are_not(tmp_path):
                 if value is not None:
                     assert not value.where(~alive, 0).any()
                     assert value.where(alive, 0).any() or not alive.any()
-    assert job.method.deploy(server, ()) is server.weights
+    assert job.method.model(server, ()) is server.weights
 
 
 def test_paper_bytes_are_four_for_each_surviving_value_in_both_directions():
@@ -195,12 +197,19 @@ def test_a_larger_gate_cost_gives_a_sparser_model(tmp_path, theta):
 
 
 @pytest.mark.parametrize("steps", [2, 10, 40])
-def test_thresholds_can_travel_by_the_root_of_the_number_of_local_steps(steps):
+def test_thresholds_can_travel_by_the_root_of_the_number_of_local_steps(steps, monkeypatch):
     job = job_of(steps=steps, threshold_lr=1e-3)
     method, data = job.method, job.federation.batches(0)
     server = method.init_server(fold(0, "init"))
-    begun = method.begin(method.broadcast(server, 0, fold(0)), data)
-    assert begun.rates[1] * steps == pytest.approx(1e-2 * math.sqrt(steps / 10))
+    rates = []
+
+    def untrained(objective, start, *_, lr, **options):
+        rates.append(lr[1])
+        return local.Trained(start, (), 0.0, 0, 0)
+
+    monkeypatch.setattr(local, "train", untrained)
+    method.client_update(method.broadcast(server, fold(0)), (), data, fold(0))
+    assert rates[0] * steps == pytest.approx(1e-2 * math.sqrt(steps / 10))
     assert data.steps == steps
 
 
@@ -208,11 +217,11 @@ def test_the_last_upload_is_the_clients_own_model():
     for personal in (False, True):
         job = job_of(personal=personal)
         server = job.method.init_server(fold(0, "init"))
-        assert job.method.deploy(server, ()) is server.weights
+        assert job.method.model(server, ()) is server.weights
         _, ((up, state, _), *_) = exchange(job, server)
         if personal:
-            assert tree.equal(job.method.deploy(server, state), up.weights)
-            assert job.method.deploy(server, job.method.init_client(0, fold(0))) is None
+            assert tree.equal(job.method.model(server, state), up.weights)
+            assert job.method.model(server, job.method.init_client(0, fold(0))) is None
         else:
             assert state == ()
             assert not isinstance(state, Own)
@@ -263,7 +272,7 @@ def test_the_first_broadcast_of_the_papers_network_is_that_of_fedavg_and_its_thr
     shape = (3, 32, 32)
     task = ModelTask(lambda: read_model("lenet5_wide").build(shape, 10), "classes", shape)
     method = type(job_of().method)(task=task)
-    down = method.broadcast(method.init_server(fold(0, "init")), 0, fold(0))
+    down = method.broadcast(method.init_server(fold(0, "init")), fold(0))
     groups = 32 + 64 + 64 * 5 * 5 + 512  # filters of two convolutions, inputs of two linear layers
     assert paper_bytes(down) == 4 * (878_538 + groups)
     assert math.prod(down.alive["fc1.weight"].shape) == 1600

@@ -8,7 +8,7 @@ import torch
 import fedsieve
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold, uniform
-from fedsieve.core.method import method_class
+from fedsieve.core.method import Round, method_class
 from fedsieve.methods.flops_pa import Sparse
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo.registry import read_model
@@ -109,7 +109,7 @@ def test_a_client_of_flops_pa_pays_for_density_as_the_price_rises_by_hand():
     }
     job = linear_job("flops_pa", dual_lr=50.0, gate_lr=0.3, target_density=0.5, **settings)
     method, data, key = job.method, job.federation.batches(0), fold(1, "client")
-    down = method.broadcast(method.init_server(fold(0)), 0, fold(0))
+    down = method.broadcast(method.init_server(fold(0)), fold(0))
     up, _, _ = method.client_update(down, (), data, key)
     start = method.init_server(fold(0)).model
     weights, logits = method._expand(start.effective, start.all_gates)
@@ -248,7 +248,7 @@ def test_messages_of_the_papers_cnn_count_its_biases_too():
         method = method_class(name)(
             task=task, target_density=0.05, ramp=0, units=Weights(biases=True)
         )
-        down = method.broadcast(method.init_server(fold(0)), 0, fold(0))
+        down = method.broadcast(method.init_server(fold(0)), fold(0))
         assert method.paper_bytes(down) == expected
 
 
@@ -295,7 +295,7 @@ def test_a_density_below_what_closed_gates_leave_is_refused_with_the_way_out():
 def test_a_sparse_start_leaves_out_no_layer_and_has_the_norms_of_a_dense_one(options):
     job = paper_job(model="mlp(hidden=[100, 10])", target_density=0.05, **options)
     server = job.method.init_server(fold(0))
-    found = job.method.deploy(server, ())
+    found = job.method.model(server, ())
     dense = job.method.task.init_params(fold(fold(0), "weights"))
     assert (
         sum(int(w.count_nonzero()) for w in found.values())
@@ -311,12 +311,12 @@ def test_fed_ht_thresholds_the_average_alone():
     job = paper_job(method="fedht", target_density=0.1)
     method = job.method
     server = method.init_server(fold(0))
-    down = method.broadcast(server, 0, fold(0))
+    down = method.broadcast(server, fold(0))
     up, _, _ = method.client_update(down, (), job.federation.batches(0), fold(0, "c"))
     size = sum(m.numel() for m in up.mask.values())
     assert masks.density(down.mask) == math.floor(0.1 * size) / size
     assert masks.density(up.mask) > 0.5  # pixels never lit and dead neurons have no gradient
-    after = method.server_update(server, [up], fold(0)).weights
+    after = method.server_update(server, Round([up]), fold(0)).weights
     inside = torch.cat([up.weights[n][after[n] != 0].abs() for n in up.mask])
     outside = torch.cat([up.weights[n][after[n] == 0].abs() for n in up.mask])
     assert len(inside) == math.floor(0.1 * size)
@@ -368,10 +368,10 @@ def test_channels_are_chosen_once_they_have_been_trained():
     )
     method = job.method
     server = method.init_server(fold(0))
-    down = method.broadcast(server, 0, fold(0))
+    down = method.broadcast(server, fold(0))
     up, _, _ = method.client_update(down, (), job.federation.batches(0), fold(0, "c"))
     assert masks.density(down.mask) == masks.density(up.mask) == 1
-    after = method.server_update(server, [up], fold(0))
+    after = method.server_update(server, Round([up]), fold(0))
     strongest = up.effective["fc1.weight"].square().sum(1).topk(10).indices.sort().values
     alive = (after.model.effective["fc1.weight"] != 0).any(1).nonzero()[:, 0]
     assert torch.equal(alive, strongest)
@@ -420,7 +420,7 @@ def test_true_messages_are_no_longer_than_values_with_indices_or_a_mask_of_bits(
 def test_open_gates_of_flops_are_the_medians_of_its_gates():
     method = paper_job(method="flops").method
     server = method.init_server(fold(0))
-    found = method.open_gates(server)
+    found = method.report(server).gates
     for name, logits in server.gate_logits.items():
         stretched = torch.sigmoid(logits / 0.66) * 1.2 - 0.1
         torch.testing.assert_close(found[name], stretched.clamp(0, 1))

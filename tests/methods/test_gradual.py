@@ -7,6 +7,7 @@ import torch
 
 import fedsieve
 from fedsieve.core.keys import fold
+from fedsieve.core.method import Round
 from fedsieve.methods.fedsparse import Up
 from fedsieve.sparsity import masks
 from small import SETTINGS, rounds_of, small_job
@@ -75,7 +76,7 @@ def test_fedsparse_keeps_the_strongest_group_of_a_layer_that_is_weaker_than_all_
     weights["fc2.weight"][:, 7] *= 2
     server = server._replace(weights=weights)
     gates = {n: torch.ones_like(a) for n, a in server.alive.items()}
-    after = method.server_update(server, [Up(gates, weights, 1)], fold(0, "server"))
+    after = method.server_update(server, Round([Up(gates, weights, 1)]), fold(0, "server"))
     assert after.alive["fc2.weight"].flatten().nonzero().flatten().tolist() == [7]
     assert after.alive["fc1.weight"].sum() == math.floor(0.05 * SIZE / 12)
     left = masks.apply(weights, after.alive)

@@ -7,7 +7,7 @@ import torch
 from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.method import Batch
+from fedsieve.core.method import Batch, Round, message_to
 from fedsieve.jobs.config import make
 from fedsieve.jobs.job import build
 from fedsieve.matching import Settings, match, match_networks, visiting_orders
@@ -27,7 +27,7 @@ def job_of(method="pfnm", **settings):
 def replies_of(job, server, clients=range(5)):
     found = []
     for c in clients:
-        down = job.method.broadcast(server, c, KEY)
+        down = message_to(c, job.method.broadcast(server, KEY))
         state = job.method.init_client(c, KEY)
         data = job.federation.batches(c)
         found.append(job.method.client_update(down, state, data, fold(KEY, c))[0])
@@ -37,7 +37,7 @@ def replies_of(job, server, clients=range(5)):
 def after_one_round(job):
     server = job.method.init_server(KEY)
     replies = replies_of(job, server)
-    return replies, job.method.server_update(server, replies, KEY)
+    return replies, job.method.server_update(server, Round(replies), KEY)
 
 
 def test_one_shot_is_the_plain_matching_of_what_was_sent():
@@ -63,7 +63,7 @@ def test_one_shot_is_the_plain_matching_of_what_was_sent():
         for layer in range(2):
             mine = server.labels[f"{c}.{layer}"].numpy()
             np.testing.assert_array_equal(mine, expected.assignments[layer][c])
-    assert job.method.figures(server) == {
+    assert job.method.report(server).figures == {
         "atoms_1": float(expected.sizes[0]),
         "atoms_2": float(expected.sizes[1]),
     }
@@ -72,10 +72,10 @@ def test_one_shot_is_the_plain_matching_of_what_was_sent():
 def test_nothing_goes_down_first_and_then_each_client_its_own_part():
     job = job_of()
     first = job.method.init_server(KEY)
-    assert job.method.broadcast(first, 0, KEY) == Down({}, 0)
+    assert message_to(0, job.method.broadcast(first, KEY)) == Down({}, 0)
     _, server = after_one_round(job)
     for c in range(5):
-        part = job.method.broadcast(server, c, KEY).weights
+        part = message_to(c, job.method.broadcast(server, KEY)).weights
         own = server.labels[f"{c}.0"]
         torch.testing.assert_close(part["fc1.weight"], server.weights["fc1.weight"][own])
         torch.testing.assert_close(part["fc2.weight"], server.weights["fc2.weight"][:, own])
@@ -96,7 +96,7 @@ def test_clients_of_different_widths_keep_them_and_are_counted_by_them(tmp_path)
     for played in rounds.play(rounds.start()):
         server = played.position.server
         for c in range(5):
-            part = job.method.broadcast(server, c, KEY).weights
+            part = message_to(c, job.method.broadcast(server, KEY)).weights
             hidden = [len(part["fc1.bias"]), len(part["fc2.bias"])]
             assert hidden == ([12, 8] if c % 2 == 0 else [6, 4])
         assert 12 <= played.row.values["atoms_1"] <= 3 * 12 + 2 * 6
@@ -111,11 +111,11 @@ def test_clients_of_different_widths_keep_them_and_are_counted_by_them(tmp_path)
 def test_a_later_round_without_sweeps_keeps_the_labels_and_averages_them():
     job = job_of(later_sweeps=0)
     replies, server = after_one_round(job)
-    again = job.method.server_update(server, replies, KEY)
+    again = job.method.server_update(server, Round(replies), KEY)
     assert tree.equal(again.labels, server.labels)
     assert tree.equal(again.weights, server.weights)
     moved = [r._replace(weights={n: w + 1 for n, w in r.weights.items()}) for r in replies]
-    after = job.method.server_update(server, moved, KEY)
+    after = job.method.server_update(server, Round(moved), KEY)
     assert tree.equal(after.labels, server.labels)
     # With all precisions 1 an atom of n clients moves by n / (n + 1) in its inputs.
     counts = torch.bincount(torch.cat(list(server.labels.values())))
@@ -127,22 +127,22 @@ def test_a_later_round_without_sweeps_keeps_the_labels_and_averages_them():
 def test_who_missed_the_last_matching_starts_from_the_most_used_atoms():
     job = job_of()
     first = job.method.init_server(KEY)
-    server = job.method.server_update(first, replies_of(job, first, clients=(0, 1, 2)), KEY)
+    server = job.method.server_update(first, Round(replies_of(job, first, clients=(0, 1, 2))), KEY)
     counts = torch.bincount(torch.cat(list(server.labels.values()))).tolist()
     ranked = sorted(range(len(counts)), key=lambda i: (-counts[i], i))[:12]
-    part = job.method.broadcast(server, 4, KEY).weights
+    part = message_to(4, job.method.broadcast(server, KEY)).weights
     torch.testing.assert_close(part["fc1.weight"], server.weights["fc1.weight"][ranked])
-    later = job.method.server_update(server, replies_of(job, server, clients=(1, 4)), KEY)
+    later = job.method.server_update(server, Round(replies_of(job, server, clients=(1, 4))), KEY)
     assert {name.split(".")[0] for name in later.labels} == {"1", "4"}
 
 
 def test_one_that_is_too_wide_for_the_global_model_starts_afresh():
     job = job_of(width_shares=[0.5, 1.0], gamma0=1e-30)
     first = job.method.init_server(KEY)
-    server = job.method.server_update(first, replies_of(job, first, clients=(0, 2)), KEY)
+    server = job.method.server_update(first, Round(replies_of(job, first, clients=(0, 2))), KEY)
     assert len(server.weights["fc1.bias"]) == 6
-    assert job.method.broadcast(server, 1, KEY).weights == {}
-    later = job.method.server_update(server, replies_of(job, server, clients=(0, 1)), KEY)
+    assert message_to(1, job.method.broadcast(server, KEY)).weights == {}
+    later = job.method.server_update(server, Round(replies_of(job, server, clients=(0, 1))), KEY)
     assert len(later.weights["fc1.bias"]) == 12
 
 

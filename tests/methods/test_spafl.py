@@ -11,10 +11,9 @@ from torch import nn
 from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold, normal
-from fedsieve.core.method import Batch
+from fedsieve.core.method import Batch, Round
 from fedsieve.jobs.config import make
-from fedsieve.methods.spafl import Down, Server, SpaFL, State, Up
-from fedsieve.methods.threshold_training import Local, Trained
+from fedsieve.methods.spafl import Down, Local, Server, SpaFL, State, Trained, Up
 from fedsieve.models.task import ModelTask
 from fedsieve.optim.optimisers import SGD
 from fedsieve.recipes.papers.sizes import COLOUR32, GREY28, sizes
@@ -263,7 +262,7 @@ def test_a_layer_pruned_away_is_deployed_open_but_sent_as_trained():
     up, after, _ = method.client_update(down, state, Given((batch(0),)), KEY)
     assert up.thresholds[NAME].tolist() == [10.0] * 4
     assert after.own.thresholds[NAME].tolist() == [0.0] * 4
-    assert bool((method.deploy(method.init_server(KEY), after)[NAME] != 0).all())
+    assert bool((method.model(method.init_server(KEY), after)[NAME] != 0).all())
 
 
 def conv_method(**options):
@@ -298,7 +297,7 @@ def test_the_server_takes_the_plain_mean_and_knows_its_change():
     method = one_layer()
     server = Server({NAME: torch.tensor([1.0, 2.0, 3.0, 4.0])}, {}, {}, 7)
     replies = [Up({NAME: torch.full((4,), v)}, {}) for v in (0.0, 1.0, 5.0)]
-    after = method.server_update(server, replies, KEY)
+    after = method.server_update(server, Round(replies), KEY)
     assert after.thresholds[NAME].tolist() == [2.0] * 4
     assert after.change[NAME].tolist() == [1.0, 0.0, -1.0, -2.0]
     assert after.rounds == 8
@@ -333,7 +332,7 @@ def test_a_client_never_asked_keeps_the_common_start(tmp_path):
     assert last.position.seen == set(states.known())
     init = fold(7, "init")
     for client in strangers:
-        deployed = method.deploy(last.position.server, states.get(client))
+        deployed = method.model(last.position.server, states.get(client))
         assert tree.equal(deployed, method.init_client(0, init).own.weights)
     own = last.evaluation.client_accuracy
     seen = [own[c] for c in states.known()]
@@ -349,13 +348,13 @@ def test_receivers_all_means_everyone_has_the_new_thresholds_and_follows_their_c
     assert states.known() == list(range(5))
     assert len(last.position.seen) < 5
     server = last.position.server
-    down = method.broadcast(server, 0, KEY)
+    down = method.broadcast(server, KEY)
     assert down.change == {}
     for client in range(5):
         after = method.observe(down, states.get(client))
         assert tree.equal(after.own.thresholds, server.thresholds)
         expected = masks.apply(after.own.weights, method.rule.settled(*after.own)[1])
-        assert tree.equal(method.deploy(server, states.get(client)), expected)
+        assert tree.equal(method.model(server, states.get(client)), expected)
     stranger = min(set(range(5)) - last.position.seen)
     start_ = method.init_client(stranger, fold(7, "init")).own.weights
     moved = method.observe(down, states.get(stranger)).own.weights
@@ -402,7 +401,7 @@ def test_paper_bytes_give_the_totals_of_the_paper(
     """32 T n (K up + N down), and K down where clients are unavailable (section 7)."""
     method = SpaFL(task=sizes(model, shape, classes).task, **CODE | options)
     server = method.init_server(KEY)
-    down = method.paper_bytes(method.broadcast(server, 0, KEY))
+    down = method.paper_bytes(method.broadcast(server, KEY))
     up = method.paper_bytes(Up(server.thresholds, server.norms))
 
     def gbit(receivers):
@@ -474,7 +473,7 @@ def test_a_pruned_personal_model_is_a_smaller_dense_one_with_equal_outputs():
     method = deep()
     own = pruned(method, 0.5)
     state = State(own, {}, ())
-    model = method.deploy(method.init_server(KEY), state)
+    model = method.model(method.init_server(KEY), state)
     graph = method.task.graph
     alive = compaction.alive_channels(graph, masks.nonzero(model, graph.maskable))
     small = compaction.compact(graph, model, alive)
@@ -570,13 +569,13 @@ def test_a_row_pruned_with_its_normalisation_leaves_a_smaller_network():
     assert tuple(used["4.weight"].shape) == (5, 4 * 36)
     assert len(used["1.running_mean"]) == 4
     state = State(own, {}, ())
-    model = method.deploy(method.init_server(KEY), state)
+    model = method.model(method.init_server(KEY), state)
     small = compaction.smallest(method.task, model)
     assert [tuple(small[n].shape) for n in own.thresholds] == [(4, 1, 3, 3), (5, 4 * 36), (4, 5)]
     x = normal(fold(KEY, "x"), (7, 1, 6, 6))
     expected = method.task.predict(model, x)
     torch.testing.assert_close(method.task.predict(small, x), expected, rtol=0, atol=1e-6)
-    kept = replace(method, prune_norms=False).deploy(method.init_server(KEY), state)
+    kept = replace(method, prune_norms=False).model(method.init_server(KEY), state)
     assert (
         len(compaction.smallest(method.task, kept)["0.weight"]) == 8
     )  # shifted channels: none is cut
@@ -607,7 +606,7 @@ def test_layers_without_thresholds_are_left_alone():
     state = method.init_client(0, KEY)
     assert [len(t) for t in state.own.thresholds.values()] == [512] * 4
     high = {n: torch.full_like(t, 9.0) for n, t in state.own.thresholds.items()}
-    model = replace(method, reset_density=0.0).deploy(
+    model = replace(method, reset_density=0.0).model(
         method.init_server(KEY), state._replace(own=state.own._replace(thresholds=high))
     )
     assert not any(model[n].any() for n in high)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedsieve.core.keys import fold
-from fedsieve.methods.spafl import SpaFL
-from fedsieve.methods.threshold_training import Local
+from fedsieve.methods.spafl import Local, SpaFL
 from fedsieve.sparsity import masks
 from small import SETTINGS, rounds_of, small_job
 
@@ -93,7 +92,7 @@ def test_personal_models_are_those_of_clients_told_everything(options, tmp_path)
     server = played[-1].position.server
     assert bool(server.norms) == method.communicate_norm
     for client, (own, tau) in enumerate(zip(weights, thresholds, strict=True)):
-        ours = method.deploy(server, rounds.stores.states.get(client))
+        ours = method.model(server, rounds.stores.states.get(client))
         theirs = masks.apply(own, method.rule.settled(own, tau)[1])
         for name in theirs:
             torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6, msg=name)

@@ -12,6 +12,7 @@ import fedsieve
 from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
+from fedsieve.core.method import Round, message_to
 from fedsieve.inference.variational import Posterior
 from fedsieve.jobs.config import make
 from fedsieve.jobs.engine import open_rounds
@@ -41,16 +42,25 @@ def over_the_wire(message):
     return Decoder().decode(encode(message).data, type(message))
 
 
+def round_of(method, server, replies):
+    sent = method.broadcast(server, KEY)
+    return Round(replies, lambda client: message_to(client, sent))
+
+
+def heard(method, server):
+    """The server's model once it has moved by its own broadcast."""
+    return method._step(server.model, message_to(0, method.broadcast(server, KEY)))
+
+
 def exchange(method, server, states, data, number):
     """One round among the given devices, without an engine; returns the server and what arrived."""
     ups = {}
     for client in sorted(states):
-        down = over_the_wire(method.broadcast(server, client, KEY))
+        down = over_the_wire(message_to(client, method.broadcast(server, KEY)))
         key = fold(KEY, number, client)
         up, states[client], _ = method.client_update(down, states[client], data[client], key)
         ups[client] = over_the_wire(up)
-    server = method.echo(method.broadcast(server, min(states), KEY), server)
-    return method.server_update(server, list(ups.values()), KEY), ups
+    return method.server_update(server, round_of(method, server, list(ups.values())), KEY), ups
 
 
 def federation(job, clients=3):
@@ -97,7 +107,7 @@ def test_without_noise_threshold_and_kl_it_is_dense_federated_sgd():
         means = [sum(part) / 3 for part in zip(*grads, strict=True)]
         server, _ = exchange(method, server, states, data, number)
         expected = {n: w - 0.01 * g for (n, w), g in zip(weights.items(), means, strict=True)}
-        found = method.echo(method.broadcast(server, 0, KEY), server).model.posterior.weights
+        found = heard(method, server).posterior.weights
         for name, value in expected.items():
             # 64 pixels with variance exp(-20), and 1e-8 under the root: noise of 4e-4 in outputs,
             # which changes a gradient by at most 4e-4 times the largest pixel, 5; lr is 0.01.
@@ -114,7 +124,7 @@ def test_devices_that_share_alpha_stay_bit_identical(wire, tmp_path):
     assert tree.equal(models[0], models[1])
     assert tree.equal(models[0], models[2])
     assert tree.equal(models[0], server.model)  # what is deployed is what devices have
-    assert job.method.deploy(server, ())["fc1.weight"].count_nonzero() > 0
+    assert job.method.model(server, ())["fc1.weight"].count_nonzero() > 0
     masked = server.kept["fc1.weight"]
     assert 0 < int(masked.sum()) < masked.numel()
 
@@ -180,11 +190,10 @@ def test_the_pruned_model_answers_like_the_masked_one(tmp_path):
     job = vardrop_job(model="conv_small", log_variance=-1.0)
     _, rounds = played(job, tmp_path, 1)
     server, graph, task = rounds[-1].position.server, job.method.task.graph, job.method.task
-    deployed = job.method.deploy(server, ())
-    heard = job.method.echo(job.method.broadcast(server, 0, KEY), server)
+    deployed = job.method.model(server, ())
     masked = {
         n: torch.where(server.kept[n], w, 0) if n in server.kept else w
-        for n, w in heard.model.posterior.weights.items()
+        for n, w in heard(job.method, server).posterior.weights.items()
     }
     assert tree.equal(deployed, masked)
     small = compaction.compact(graph, deployed, compaction.alive_channels(graph, server.kept))
@@ -214,7 +223,7 @@ def test_most_devices_decide_what_is_kept_and_one_is_enough_to_send():
             for n, w in ups[client].weights.items()
         }
         replies.append(ups[client]._replace(mask=mask, weights=weights))
-    after = method.server_update(server, replies, KEY)
+    after = method.server_update(server, round_of(method, server, replies), KEY)
     assert after.kept[name][0, :4].tolist() == [True, False, False, False]  # two of four: a tie
     assert after.parcel.mask[name][0, :4].tolist() == [True, True, True, False]
     assert after.parcel.content.weights[name][0, :4].tolist() == [1.0, 0.5, 0.25, 0.0]
@@ -229,9 +238,9 @@ def test_a_device_that_missed_a_round_catches_up(share_alpha):
     away = states.pop(2)
     server, _ = exchange(method, server, states, data, 1)
     states[2] = away
-    assert method.broadcast(server, 1, KEY).model == {}
+    assert message_to(1, method.broadcast(server, KEY)).model == {}
     server, _ = exchange(method, server, states, data, 2)
-    assert method.broadcast(server, 2, KEY).model == {}
+    assert message_to(2, method.broadcast(server, KEY)).model == {}
     models = [states[client].model for client in range(3)]
     assert tree.equal(models[2].posterior.weights, models[0].posterior.weights)
     assert tree.equal(models[2].moments[0], models[0].moments[0])
@@ -261,7 +270,7 @@ def test_what_was_due_while_a_device_was_away_is_sent_when_it_is_back():
     method, server, states, data = federation(job)
     _, ups = exchange(method, server, states, data, 0)
     late = next(client for client, up in ups.items() if not up.mask)
-    down = method.broadcast(server, late, KEY)._replace(rounds=5)
+    down = message_to(late, method.broadcast(server, KEY))._replace(rounds=5)
     up, after, metrics = method.client_update(down, states[late], data[late], KEY)
     assert tree.equal(up.weights, states[late].parcel.content.weights)
     assert not after.parcel.mask
@@ -340,7 +349,7 @@ def test_the_last_exchange_is_part_of_what_is_deployed(tmp_path):
     _, (only,) = played(job, tmp_path, 1)
     server = only.position.server
     start = job.method.init_server(fold(0, "init")).model.posterior.weights
-    deployed = job.method.deploy(server, ())
+    deployed = job.method.model(server, ())
     assert start.keys() == deployed.keys()
     lost = server.parcel.content.weights
     for name, kept in server.kept.items():
@@ -466,7 +475,7 @@ def test_statistics_of_normalisation_stay_local_and_are_averaged_on_the_server(t
     for name in ("1.running_mean", "1.running_var"):
         own = torch.stack([model[name] for model in models])
         assert not torch.equal(own[0], own[1])
-        torch.testing.assert_close(job.method.deploy(server, ())[name], own.mean(0))
+        torch.testing.assert_close(job.method.model(server, ())[name], own.mean(0))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
+from fedsieve.core.method import Round
 from fedsieve.methods.vardrop import Up
 from fedsieve.wire.codec import Decoder, encode
 from small import rounds_of, small_job
@@ -37,7 +38,7 @@ def test_the_server_pools_posteriors_by_their_precision():
         Up(first, whole(weights, 0.2), whole(variances, 1.0), {}, 30, 0),
         Up(second, whole(weights, -0.4), whole(variances, 0.0), {}, 70, 1),
     ]
-    after = method.server_update(server, ups, KEY)
+    after = method.server_update(server, Round(ups), KEY)
     moved = tree.subtract(weights, after.model.posterior.weights)
     pooled = after.model.posterior.log_variance
     mean = (math.e * 0.2 - 0.4) / (math.e + 1)
@@ -56,7 +57,7 @@ def test_what_is_masked_is_not_sent_and_stays_zero():
     server, states = method.init_server(KEY), [method.init_client(c, KEY) for c in range(3)]
     before = {n: torch.ones_like(m) for n, m in server.kept.items()}
     for number in range(5):
-        down = over_the_wire(method.broadcast(server, 0, KEY))
+        down = over_the_wire(method.broadcast(server, KEY))
         assert bool(down.mask) == (number > 0)  # none in the warm-up
         ups = []
         for client, state in enumerate(states):
@@ -77,8 +78,8 @@ def test_what_is_masked_is_not_sent_and_stays_zero():
             assert not down.weights[name][~mask].any()
             assert all(not up.weights[name][~mask].any() for up in ups)
         before = down.mask or before
-        server = method.server_update(server, ups, KEY)
-        model = method.deploy(server, ())
+        server = method.server_update(server, Round(ups), KEY)
+        model = method.model(server, ())
         for name, mask in server.kept.items():
             assert not model[name][~mask].any()
             assert model[name][mask].all()
@@ -98,7 +99,7 @@ def test_a_client_does_the_local_steps_of_the_job():
     for steps in (None, 3):
         job = small_job(method="vardrop", epochs=2, batch_size=20, local_steps=steps)
         method, data = job.method, job.federation.batches(0)
-        down = method.broadcast(method.init_server(KEY), 0, KEY)
+        down = method.broadcast(method.init_server(KEY), KEY)
         *_, metrics = method.client_update(down, method.init_client(0, KEY), data, KEY)
         assert metrics.processed == (2 * data.examples if steps is None else 3 * 20)
 

@@ -24,7 +24,7 @@ def test_variational_dropout_starts_from_the_weights_of_a_file_on_server_and_dev
     server = averaging.init_server(key)
     for start in (server, keeping.init_server(key), keeping.init_client(1, key)):
         assert tree.equal(start.model.posterior.weights, first.model)
-    assert tree.equal(averaging.broadcast(server, 1, key).weights, first.model)
+    assert tree.equal(averaging.broadcast(server, key).weights, first.model)
 
 
 def test_a_run_goes_on_from_the_model_of_another(tmp_path):

@@ -10,10 +10,10 @@ from scipy import optimize, stats
 from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
-from fedsieve.core.method import method_class
+from fedsieve.core.method import Round, message_to, method_class
 from fedsieve.core.options import read
-from fedsieve.methods import em, fediter_ht, fedsparse
-from fedsieve.robust.aggregation import AGGREGATIONS, Krum, Median, Round, TrimmedMean
+from fedsieve.methods import fedavg, fediter_ht, fedsparse
+from fedsieve.robust.aggregation import AGGREGATIONS, Krum, Median, Replies, TrimmedMean
 from small import METHODS, small_job
 
 RULES = ["trimmed_mean(0.2)", "trimmed_mean(0.4)", "median", "geometric_median", "krum(0.4)"]
@@ -28,9 +28,9 @@ def rule_of(text):
 
 def dense(rows):
     """A round of replies with one tensor; the broadcast is 0."""
-    start = em.Down({"w": torch.zeros(len(rows[0]))}, 0)
-    ups = [em.Up({"w": torch.tensor(row, dtype=torch.float32)}, 7) for row in rows]
-    return Round(ups, [start] * len(ups))
+    start = fedavg.Down({"w": torch.zeros(len(rows[0]))}, 0)
+    ups = [fedavg.Up({"w": torch.tensor(row, dtype=torch.float32)}, 7) for row in rows]
+    return Replies(ups, [start] * len(ups))
 
 
 def estimate(rule, rows):
@@ -95,7 +95,7 @@ def sparse(rows):
     ups = [fediter_ht.Up({"w": b}, {"w": v}, 7) for b, v in zip(bits, values, strict=True)]
     nothing = {"w": torch.zeros(len(rows[0]))}
     down = fediter_ht.Down({"w": torch.ones(len(rows[0]), dtype=torch.bool)}, nothing, 0)
-    return Round(ups, [down] * len(ups))
+    return Replies(ups, [down] * len(ups))
 
 
 @pytest.mark.parametrize("senders", [4, 5, 7, 10])
@@ -152,7 +152,7 @@ def test_gates_of_groups_are_voted_on():
         )
         for k in range(10)
     ]
-    found = TrimmedMean(0.2).combine(Round(ups, [()] * 10))
+    found = TrimmedMean(0.2).combine(Replies(ups, [()] * 10))
     shares = torch.stack([up.gates["w"].float() for up in found]).mean(0)
     assert shares.flatten().tolist() == [0, 0.5, 1]
     assert torch.stack([up.weights["w"] for up in found]).mean(0)[:, 0, 0].tolist() == [0, 0.5, 1]
@@ -166,12 +166,12 @@ def round_of(name, count=5):
     server = method.init_server(key)
     ups, downs = [], []
     for client in range(job.federation.num_clients):
-        down = method.broadcast(server, client, key)
+        down = message_to(client, method.broadcast(server, key))
         state, data = method.init_client(client, key), job.federation.batches(client)
         up, *_ = method.client_update(down, state, data, fold(1, client))
         ups.append(up)
         downs.append(down)
-    return method, server, Round(ups, downs)
+    return method, server, Replies(ups, downs)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -179,25 +179,25 @@ def round_of(name, count=5):
 def test_equal_replies_stay_as_they_are(name, rule):
     method, server, replies = round_of(name)
     up = replies.ups[0]
-    same = Round([up] * 5, [replies.downs[0]] * 5)
+    same = Replies([up] * 5, [replies.downs[0]] * 5)
     found = rule_of(rule).combine(same)
     for left in found:
         for (path, a), (_, b) in zip(tree.leaves(left), tree.leaves(up), strict=True):
             assert torch.allclose(torch.as_tensor(a), torch.as_tensor(b), atol=1e-6), path
-    method.server_update(server, found, fold(0, "server"))
+    method.server_update(server, Round(found), fold(0, "server"))
 
 
 @pytest.mark.parametrize("rule", ["trimmed_mean(0.2)", "median", "agreement"])
 @pytest.mark.parametrize("name", SAME_ENTRIES)
 def test_one_liar_of_five_cannot_carry_the_server_away(name, rule):
     method, server, replies = round_of(name)
-    honest = method.server_update(server, rule_of(rule).combine(replies), fold(0, "server"))
+    honest = method.server_update(server, Round(rule_of(rule).combine(replies)), fold(0, "server"))
     lie = tree.map_leaves(
         lambda x: x * 1e12 if isinstance(x, torch.Tensor) and x.is_floating_point() else x,
         replies.ups[0],
     )
-    forged = Round([lie, *replies.ups[1:]], replies.downs)
-    after = method.server_update(server, rule_of(rule).combine(forged), fold(0, "server"))
+    forged = Replies([lie, *replies.ups[1:]], replies.downs)
+    after = method.server_update(server, Round(rule_of(rule).combine(forged)), fold(0, "server"))
     largest = max(
         (a - b).abs().max().item()
         for (path, a), (_, b) in zip(tree.leaves(after), tree.leaves(honest), strict=True)

@@ -7,6 +7,7 @@ import fedsieve
 from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
+from fedsieve.core.method import message_to
 from fedsieve.core.options import read
 from fedsieve.robust.attacks import ATTACKS, Group, Turn
 from fedsieve.robust.updates import entries
@@ -19,7 +20,7 @@ def turn(method="fedavg", share=0.4, **settings):
     job = small_job(method=method, **settings)
     group = Group(SEED, 4, share, job.federation)
     client, key = group.members[0], fold(SEED, "init")
-    down = job.method.broadcast(job.method.init_server(key), client, key)
+    down = message_to(client, job.method.broadcast(job.method.init_server(key), key))
     state, data = job.method.init_client(client, key), job.federation.batches(client)
     return Turn(job.method, client, down, state, data, fold(SEED, "client", 2, client), group)
 

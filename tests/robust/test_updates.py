@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from fedsieve.core.errors import ConfigError
-from fedsieve.methods import em, fediter_ht, flops
+from fedsieve.methods import fedavg, fediter_ht, flops
 from fedsieve.robust.updates import Fixed, MedianNorm, clipped, norm, read_clip, scaled
 from small import small_job
 
-DOWN = em.Down({"a": torch.ones(2), "b": torch.zeros(2, 2)}, 3)
+DOWN = fedavg.Down({"a": torch.ones(2), "b": torch.zeros(2, 2)}, 3)
 
 
 def moved(a, b):
-    return em.Up({"a": torch.tensor(a), "b": torch.tensor(b)}, 5)
+    return fedavg.Up({"a": torch.tensor(a), "b": torch.tensor(b)}, 5)
 
 
 def test_an_update_is_the_distance_to_the_broadcast():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsieve.methods import em, fediter_ht, fedmix
+from fedsieve.methods import fedavg, fediter_ht, fedmix
 from fedsieve.wire.inspect import mask_bits, message_limit, value_bits
 
 
@@ -27,7 +27,7 @@ def test_a_message_adds_masks_and_kept_values():
     mask = {"w": weights["w"] != 0}
     message = fediter_ht.Up(mask, weights, 5)
     assert message_limit(message) == pytest.approx((4 + 3 * 24 + 3) / 8)  # 5 takes 3 bits
-    assert message_limit(em.Up(weights | {"w": torch.ones(4)}, 0)) == pytest.approx(121 / 8)
+    assert message_limit(fedavg.Up(weights | {"w": torch.ones(4)}, 0)) == pytest.approx(121 / 8)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])

@@ -11,11 +11,11 @@ _ROOT = Path(fedsieve.__file__).parent
 
 
 def methods() -> dict[str, str]:
-    """Every registered method and the first line of its module."""
+    """Every registered method and the first line of its class."""
     found = {}
     for module in _modules("methods"):
-        about = (ast.get_docstring(module) or "").split("\n", 1)[0]
         for cls in _classes(module):
+            about = (ast.get_docstring(cls) or "").split("\n", 1)[0]
             for decorator in cls.decorator_list:
                 match decorator:
                     case ast.Call(func=ast.Name("register"), args=[ast.Constant(str(name))]):

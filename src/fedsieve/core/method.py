@@ -1,9 +1,9 @@
 """The Method protocol: six pure functions over NamedTuples, and the registry of methods.
 
     init_server(key) -> Server                      init_client(client, key) -> State
-    broadcast(server, client, key) -> Down
+    broadcast(server, key) -> Down                  (or PerClient: a message for each)
     client_update(down, state, data, key) -> (Up, State, Metrics)
-    server_update(server, replies, key) -> Server   deploy(server, state) -> Params | None
+    server_update(server, round, key) -> Server     model(server, state) -> Params | None
 
 A method is a frozen dataclass of hyper-parameters with a field `task`; nothing lives in it between
 rounds, so a checkpoint is (server, client states, round, seed). Keys given to `init_*`, `broadcast`
@@ -129,10 +129,20 @@ class Metrics:
 
 
 class Cohort(NamedTuple):
-    """How many clients take part (None: all), and which draw: equal numbers give the same ones."""
+    """Who takes part in a round.
+
+    Attributes:
+        size: how many clients; None: all.
+        draw: which draw of so many; equal numbers give the same clients.
+        reaches_all: the other clients are sent the broadcast as well, and `observe` it.
+    """
 
     size: int | None
     draw: int
+    reaches_all: bool = False
+
+
+EVERYONE = Cohort(None, draw=0)
 
 
 class Load(NamedTuple):
@@ -143,19 +153,59 @@ class Load(NamedTuple):
     down_bytes: int
 
 
+class Report(NamedTuple):
+    """What the server has to show after a round.
+
+    Attributes:
+        figures: named figures for the log, such as the width of a model that grows.
+        gates: gates in [0, 1] whose pattern a report follows; empty: the support of the model.
+    """
+
+    figures: dict[str, float] = {}  # noqa: RUF012 - never changed
+    gates: Params = {}  # noqa: RUF012 - the same
+
+
 Server = TypeVar("Server")
 State = TypeVar("State")
 Down = TypeVar("Down")
 Up = TypeVar("Up")
 
 
+class PerClient(NamedTuple, Generic[Down]):
+    """A broadcast of one message per client; whoever gets the same object shares its encoding."""
+
+    message: Callable[[int], Down]
+
+
+def message_to(client: int, broadcast: Down | PerClient[Down]) -> Down:
+    """The message of a broadcast that `client` gets."""
+    return broadcast.message(client) if isinstance(broadcast, PerClient) else broadcast
+
+
+def _nothing_sent(client: int) -> Any:
+    raise LookupError(f"this Round has no message to client {client}: give it `down`.")
+
+
+class Round(NamedTuple, Generic[Down, Up]):
+    """What the server knows once its cohort has answered.
+
+    Attributes:
+        replies: of the cohort, sorted by client; never empty.
+        down: what a client was sent, as it reads it: rounded where the wire rounds.
+        load: what the messages of the round weighed.
+    """
+
+    replies: Sequence[Up]
+    down: Callable[[int], Down] = _nothing_sent
+    load: Load = Load(0, 0, 0)
+
+
 class Method(ABC, Generic[Server, State, Down, Up]):
     """Base of all methods: the six functions, and defaults for what most methods leave alone."""
 
     task: Task
-    personal: bool = False  # deploy(server, state) differs from client to client
-    pools_data: ClassVar[bool] = False  # trains one pseudo-client that holds all shards together
-    asks_all: ClassVar[bool] = False  # every client takes part in every round
+    personal: bool = False  # model(server, state) differs from client to client
+    partition: ClassVar[Literal["given", "pooled"]] = "given"  # pooled: one client trains on all
     same_entries: ClassVar[bool] = True  # an entry means the same in every client's reply
     takes_start: ClassVar[bool] = True  # begins with the parameters of the task, or of a file
     version: ClassVar[int] = 1  # raised when a change makes equal options give other results
@@ -178,8 +228,8 @@ class Method(ABC, Generic[Server, State, Down, Up]):
         """What a client holds before it is first asked; `()` when it keeps nothing."""
 
     @abstractmethod
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
-        """The message to one client; equal messages are encoded once."""
+    def broadcast(self, server: Server, key: Key) -> Down | PerClient[Down]:
+        """The message to all clients of a round, or one for each."""
 
     @abstractmethod
     def client_update(
@@ -188,52 +238,31 @@ class Method(ABC, Generic[Server, State, Down, Up]):
         """One client's local work; must not change its inputs."""
 
     @abstractmethod
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
-        """The next server state from the replies, sorted by client; never empty."""
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        """The next server state from the replies of a round."""
 
     @abstractmethod
-    def deploy(self, server: Server, state: State | tuple[()]) -> Params | None:
+    def model(self, server: Server, state: State | tuple[()]) -> Params | None:
         """The model to evaluate and export: the global one for `()`, a client's own for its state.
 
         None says that there is no such model.
         """
 
-    def cohort(self, server: Server, size: int, done: int) -> Cohort:
+    def cohort(self, size: int, done: int) -> Cohort:
         """Who takes part in the round after `done` rounds; by default a fresh draw of `size`."""
-        return Cohort(None, draw=0) if self.asks_all else Cohort(size, draw=done)
+        return Cohort(size, draw=done)
 
     def observe(self, down: Down, state: State) -> State:
-        """What a client outside the cohort does with the broadcast; see `reaches_all`."""
+        """What a client outside the cohort does with the broadcast; see `Cohort.reaches_all`."""
         raise NotImplementedError
 
-    @property
-    def reaches_all(self) -> bool:
-        """Whether clients outside the cohort are sent the broadcast, and asked to `observe` it."""
-        return type(self).observe is not Method.observe
+    def report(self, server: Server) -> Report:
+        """What the server shows in logs and reports."""
+        return Report()
 
-    def figures(self, server: Server) -> dict[str, float]:
-        """Named figures of the server for the log, such as the width of a model that grows."""
-        return {}
-
-    def echo(self, down: Down, server: Server) -> Server:
-        """What the server does with its own broadcast, as clients read it; only if overridden.
-
-        For servers that follow their clients' steps: on a rounding wire they must hear what clients
-        hear. The broadcast must mean the same to every client.
-        """
-        raise NotImplementedError
-
-    def charge(self, server: Server, load: Load) -> Server:
-        """The server once it knows what the round cost; `server_update` follows."""
-        return server
-
-    def open_gates(self, server: Server) -> Params | None:
-        """Gates in [0, 1] whose pattern a report follows over rounds; None: the model's support."""
-        return None
-
-    def predict(self, deployed: Params, x: Tensor) -> Tensor:
-        """Outputs of a deployed model."""
-        return self.task.predict(deployed, x)
+    def predict(self, model: Params, x: Tensor) -> Tensor:
+        """Outputs of a model that `model` gave."""
+        return self.task.predict(model, x)
 
     def paper_bytes(self, message: Down | Up) -> int:
         """The paper's own byte formula for a message; by default 4 bytes for each value sent."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
 from typing import Literal
@@ -29,7 +29,6 @@ class Federation:
         epochs: passes over a client's data in one round of local work.
         steps: if given, the number of mini-batches of one round in place of `epochs`.
         drop_last: leave out an epoch's short last mini-batch, unless it is the only one.
-        is_pooled: a single client holds all training shards; test shards stay as they are.
         score_on: the shards models are scored on; tuning must not see test data.
     """
 
@@ -39,7 +38,6 @@ class Federation:
     epochs: int
     steps: int | None = None
     drop_last: bool = False
-    is_pooled: bool = False
     score_on: Literal["test", "validation"] = "test"
 
     def __post_init__(self) -> None:
@@ -105,10 +103,6 @@ class Federation:
             return self.test_batches(self.test(shard))
         return self.train_batches(self.validation(shard))
 
-    def pooled(self) -> "Federation":
-        """The same data with one client that holds all training shards."""
-        return replace(self, is_pooled=True)
-
     def gather(self, rows: Tensor) -> Batch:
         """One mini-batch of the given training examples, as the model and the loss want it."""
         x = self.dataset.inputs(self.dataset.x.index_select(0, rows))
@@ -118,8 +112,7 @@ class Federation:
 
     @cached_property
     def _train(self) -> tuple[Tensor, ...]:
-        shards = self.partition.train
-        return (torch.cat(shards).sort().values,) if self.is_pooled else shards
+        return self.partition.held
 
     @cached_property
     def _client_of(self) -> Tensor:

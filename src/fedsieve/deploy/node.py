@@ -141,7 +141,7 @@ def open_job(node: Node, hello: Hello) -> Opened:
         dataset = dataset.scaled(config.input_scale)
         partition = alone(dataset, node.client, key, config.validation)
         job = build(config, dataset, partition=partition)
-        if job.federation.is_pooled:
+        if job.partition.is_pooled:
             raise ConfigError(f"{config.method} pools all data: it runs with --data job only.")
     wire = Wire(job.config.wire, job.config.error_feedback)
     return Opened(job.method, job.federation, wire, job.config.seed)

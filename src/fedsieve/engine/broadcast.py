@@ -1,11 +1,11 @@
-"""Broadcasts as bytes: encoded once where they are the same, without what a client holds."""
+"""Broadcasts as bytes: one message is encoded once, without what a client holds."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Dense, Natural, Number, fields
-from fedsieve.core.method import AnyMethod
+from fedsieve.core.method import AnyMethod, message_to
 from fedsieve.engine.mask_cache import MaskTable, recall, remember
 from fedsieve.engine.requests import Reply
 from fedsieve.metrics.bytes import Sent
@@ -63,7 +63,7 @@ class BroadcastEncoder:
         table: MaskTable,
         caches: Iterable[ClientCache] = (),
     ) -> None:
-        self._method, self._server, self._key = method, server, key
+        self._method, self._broadcast = method, method.broadcast(server, key)
         # Masks that all hold are enough: one coding for all, where each one's own would need many.
         held = [set(client_cache.masks) for client_cache in caches]
         self._common = set.intersection(*held) if held else set[Hash]()
@@ -75,7 +75,7 @@ class BroadcastEncoder:
     def encoded(self, client: int, client_cache: ClientCache) -> EncodedBroadcast:
         """The message for `client`, without what it holds already."""
         message = self.message(client)
-        if self._last is None or not _is_same(message, self._last):
+        if message is not self._last:
             self._last, self._encoded = message, {}
             self._masks = masks_of(message) if message else {}
         if not message:
@@ -98,14 +98,14 @@ class BroadcastEncoder:
 
     def message(self, client: int) -> Any:
         """The broadcast to `client` as the server holds it."""
-        return self._method.broadcast(self._server, client, self._key)
+        return message_to(client, self._broadcast)
 
     def arrived(self, client: int) -> Any:
         """The message for `client` as it reads it: rounded where the wire rounds."""
         if self._coding.precision == "fp32":
             return self.message(client)
-        whole = self.encoded(client, ClientCache())
-        return Decoder().decode(whole.payload.data, type(self._last))
+        message, whole = self.message(client), self.encoded(client, ClientCache())
+        return Decoder().decode(whole.payload.data, type(message)) if message else message
 
 
 class _Model(NamedTuple):
@@ -174,12 +174,4 @@ def sent(
         mask_bytes=payload.mask_bytes,
         value_bytes=payload.value_bytes,
         paper_bytes=paper_bytes,
-    )
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Whether two messages share their tensors, so that their bytes must be equal."""
-    return type(a) is type(b) and all(
-        x is y or (x == y if isinstance(x, int | float) else x == {} == y)
-        for x, y in zip(a, b, strict=True)
     )

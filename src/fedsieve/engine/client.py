@@ -127,7 +127,7 @@ class ClientRuntime:
 
     def deployed(self, request: EvaluateOwn) -> Evaluate:
         """The request with the client's own model; without one there is nothing to evaluate."""
-        model = self._method.deploy(request.server, request.state)
+        model = self._method.model(request.server, request.state)
         shards = () if model is None else request.shards
         return Evaluate(model or {}, shards, request.client)
 

@@ -70,7 +70,7 @@ def evaluate(
     execute: Executor,
     seen: frozenset[int] = frozenset(),
 ) -> Scores:
-    """Evaluate the models that the method would deploy now.
+    """Evaluate the models that the method has now.
 
     local_accuracy is the unweighted mean over test shards of the client's own model, or of the
     global one where clients have none of their own; seen_accuracy that over the clients in `seen`,
@@ -81,10 +81,10 @@ def evaluate(
     Raises:
         RoundError: no shard could be scored.
     """
-    task, model = method.task, method.deploy(server, ())
+    task, model = method.task, method.model(server, ())
     shards = range(federation.num_shards)
     common = personal = _Results({}, {}, [])
-    if federation.is_pooled:
+    if federation.partition.is_pooled:
         everything = EvaluateOwn(0, server, store.get(0), tuple(shards))
         common = personal = _ask([everything], execute, task)
     else:
@@ -144,7 +144,7 @@ def shares_of_cohort(
     execute: Executor,
 ) -> list[Shares]:
     """Shares of non-zeros of the global model; without one, of each of the cohort's own models."""
-    model = method.deploy(server, ())
+    model = method.model(server, ())
     if model is not None or not method.personal:
         return [] if model is None else [shares_of(model, method.task.graph.maskable)]
     missing = [client for client in states if client not in scores.shares]

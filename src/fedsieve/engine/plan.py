@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedsieve.core import keys
 from fedsieve.core.errors import ConfigError
@@ -19,6 +19,7 @@ class Invited(NamedTuple):
 
     clients: list[int]
     spare: int
+    reaches_all: bool  # the others are sent the broadcast as well
 
 
 class Recorded(NamedTuple):
@@ -46,9 +47,9 @@ class Plan:
     spare: int = 0  # clients invited beyond the cohort; the first to answer count
     record: Mapping[int, Row] = field(default_factory=dict)  # rounds to be played as they went
 
-    def invite(self, method: AnyMethod, server: Any, done: int, num_clients: int) -> Invited:
+    def invite(self, method: AnyMethod, done: int, num_clients: int) -> Invited:
         """Choose the clients of the round after `done` rounds."""
-        asked, draw = method.cohort(server, self.cohort, done)
+        asked, draw, reaches_all = method.cohort(self.cohort, done)
         size = num_clients if asked is None else asked
         if not 1 <= size <= num_clients:
             raise ConfigError(
@@ -57,7 +58,7 @@ class Plan:
         row = self.record.get(done + 1)
         spare = min(self.spare if row is None else row.spare, num_clients - size)
         drawn = keys.sample(fold(self.seed, "cohort", draw), num_clients, size + spare)
-        return Invited(drawn, spare)
+        return Invited(drawn, spare, reaches_all)
 
     def recorded(self, number: int) -> Recorded:
         """Clients that failed and that came late in the record of round `number`."""

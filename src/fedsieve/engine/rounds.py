@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedsieve.core import tree
 from fedsieve.core.errors import RoundError, WireError
 from fedsieve.core.keys import fold
-from fedsieve.core.method import AnyMethod, Method, message_types
+from fedsieve.core.method import AnyMethod, Round, message_types
 from fedsieve.data.federation import Federation
 from fedsieve.engine.broadcast import (
     BroadcastEncoder,
@@ -102,7 +102,6 @@ class Rounds:
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
         self._dense = cache(lambda: dense_schema(method, fold(plan.seed, "init")))
-        self._has_echo = type(method).echo is not Method.echo
         self._compares = needs_broadcasts(plan)
         self._warned: set[tuple[int, str]] = set()  # clients left out, and why
 
@@ -127,8 +126,8 @@ class Rounds:
     def _round(self, position: Checkpoint) -> RoundResult:
         started = time.perf_counter()
         number, caches, masks = position.done + 1, dict(position.caches), position.masks
-        cohort, spare = self.plan.invite(
-            self.method, position.server, position.done, self.federation.num_clients
+        cohort, spare, reaches_all = self.plan.invite(
+            self.method, position.done, self.federation.num_clients
         )
         key = fold(self.plan.seed, "broadcast", number)
         known = {client: caches.get(client, ClientCache()) for client in cohort}
@@ -141,12 +140,11 @@ class Rounds:
         }
         exchange = self._exchange(position, broadcasts, encoder, spare)
         accepted, messages = exchange.accepted, exchange.messages
-        server = self.method.charge(position.server, load_of(len(cohort), messages))
-        if self._has_echo:
-            server = self.method.echo(encoder.arrived(cohort[0]), server)
         downs = [encoder.message(a.reply.client) for a in accepted] if self._compares else []
         ups = believed(self.plan, [a.up for a in accepted], downs)
-        server = self.method.server_update(server, ups, fold(self.plan.seed, "server", number))
+        played = Round(ups, encoder.arrived, load_of(len(cohort), messages))
+        key = fold(self.plan.seed, "server", number)
+        server = self.method.server_update(position.server, played, key)
         check_update(position.server, server, accepted, number)
         for reply, up in accepted:
             encoded, before = broadcasts[reply.client], caches.get(reply.client, ClientCache())
@@ -157,7 +155,7 @@ class Rounds:
             self.stores.states.put(reply.client, reply.state, number)
             if reply.residual:
                 self.stores.residuals.put(reply.client, reply.residual, number)
-        if self.method.reaches_all:
+        if reaches_all:
             self._observe(position, encoder, set(cohort), caches, exchange)
         schemas = tuple(schema.packed() for schema in self._decoder.schemas.values())
         seen = position.seen | {a.reply.client for a in accepted}
@@ -168,7 +166,7 @@ class Rounds:
         states = {a.reply.client: a.reply.state for a in accepted}
         models = shares_of_cohort(self.method, server, states, scores, self.execute)
         seconds = time.perf_counter() - started
-        figures = self.method.figures(server)
+        figures = self.method.report(server).figures
         row, evaluation = round_metrics(exchange, scores, models, figures, number, seconds)
         frames = []
         if number in self.plan.kept_rounds:

@@ -14,7 +14,7 @@ from fedsieve.core.message import Natural, Number, fields
 from fedsieve.engine.metrics import Accepted
 from fedsieve.engine.plan import Plan
 from fedsieve.engine.requests import Failure
-from fedsieve.robust.aggregation import Mean, Round
+from fedsieve.robust.aggregation import Mean, Replies
 from fedsieve.robust.updates import clipped
 
 MOST_EXAMPLES = 10**11  # of one client; sums over all stay within 63 bits
@@ -71,7 +71,7 @@ def believed(plan: Plan, ups: Sequence[Any], downs: Sequence[Any]) -> list[Any]:
         ups = [_capped(up, most) for up in ups]
     if plan.clip_update is not None:
         ups = clipped(plan.clip_update, ups, downs)
-    return plan.aggregation.combine(Round(ups, downs))
+    return plan.aggregation.combine(Replies(ups, downs))
 
 
 def needs_broadcasts(plan: Plan) -> bool:

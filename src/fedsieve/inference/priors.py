@@ -102,7 +102,6 @@ class Components(NamedTuple):
     centres: list[Params]
     log_shares: Tensor
     examples: int = 1
-    nearest: int = 0  # most responsible for the client's data
 
 
 @dataclass(frozen=True)

@@ -183,10 +183,10 @@ def one_thread() -> Iterator[None]:
 
 def _keep_support(job: Job, played: RoundResult, folder: RunFolder) -> None:
     server = played.position.server
-    model = job.method.deploy(server, ())
+    model = job.method.model(server, ())
     if played.evaluation is not None and model is not None and played.row.density < 1:
         support = masks.nonzero(model, job.method.task.graph.maskable)
-        folder.records.keep_support(played.row.round, job.method.open_gates(server) or support)
+        folder.records.keep_support(played.row.round, job.method.report(server).gates or support)
 
 
 def _scratch() -> "tempfile.TemporaryDirectory[str]":

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 
-from fedsieve.core.keys import Key
 from fedsieve.core.message import Params
 from fedsieve.engine.run_folder import RunFolder
 from fedsieve.jobs.config import make, read_toml
@@ -67,7 +66,7 @@ def pieces(folder: Path) -> tuple[float, list[Piece]]:
         state = kept.state(State, client)
         if state is None:
             continue
-        part = method.broadcast(server, client, Key(0)).weights
+        part = method.part_of(client, server)
         found.append(Piece(client, _accuracy(job, state.weights), _accuracy(job, part)))
     return _accuracy(job, server.weights), found
 

@@ -55,15 +55,6 @@ def build(
     how = config.partition
     if dataset is None or partition is None:
         dataset, how, partition = split_data(config, dataset)
-    federation = Federation(
-        dataset,
-        partition,
-        config.batch_size,
-        config.epochs,
-        config.steps,
-        config.drop_last,
-        score_on=config.score_on,
-    )
     factory, model_name = model, config.model
     if factory is None:
         choice = read_model(_model_choice(config, dataset))
@@ -82,16 +73,30 @@ def build(
         raise ConfigError(
             f"init_from: clients of {config.method} draw their own first networks. Leave it out."
         )
-    if method.pools_data:
-        federation = federation.pooled()
+    partition = dataclasses.replace(partition, is_pooled=method.partition == "pooled")
+    federation = Federation(
+        dataset,
+        partition,
+        config.batch_size,
+        config.epochs,
+        config.steps,
+        config.drop_last,
+        score_on=config.score_on,
+    )
     if config.attack is not None:
         lie = read(config.attack, ATTACKS, "attack")
         group = Group(config.seed, config.rounds, config.attackers, federation)
         method = attacked(method, lie, group)
-    everyone = federation.num_clients
-    cohort = everyone if method.asks_all else min(config.cohort or DEFAULT_COHORT, everyone)
+    everyone, wanted = federation.num_clients, config.cohort or DEFAULT_COHORT
+    asks_all = method.cohort(wanted, done=0).size is None
+    cohort = everyone if asks_all else min(wanted, everyone)
     if config.cohort not in {None, cohort}:
-        log.warning("cohort=%d is not used: %s.", config.cohort, _why_all(method, everyone))
+        why = f"there are no more than {everyone} clients, all take part"
+        if partition.is_pooled:
+            why = "this method trains on all data in one place"
+        elif asks_all:
+            why = f"this method asks every client in every round, all {everyone} take part"
+        log.warning("cohort=%d is not used: %s.", config.cohort, why)
     complete = dataclasses.replace(
         config,
         model=model_name,
@@ -167,14 +172,6 @@ def _refuse_giant(build: Callable[[], nn.Module], name: str) -> None:
             f"model {name}: its weights take {needed / 1e9:.3g} GB, this machine has "
             f"{there / 1e9:.3g} GB of memory. Choose a smaller one."
         )
-
-
-def _why_all(method: AnyMethod, everyone: int) -> str:
-    if method.pools_data:
-        return "this method trains on all data in one place"
-    if method.asks_all:
-        return f"this method asks every client in every round, all {everyone} take part"
-    return f"there are no more than {everyone} clients, all take part"
 
 
 def _partition_name(config: Config, dataset: Dataset) -> str:

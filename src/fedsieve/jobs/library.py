@@ -84,9 +84,9 @@ def read_tensors(record: Record) -> Params | None:
         model = safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: not a readable model ({error}). {ADVICE}") from error
-    kind = method_class(record.config.method)
-    is_hashed = not (kind.personal or kind.pools_data)  # else the hash is of more than the model
-    if is_hashed and tree.digest(model) != record.summary.model_hash:
+    is_personal = method_class(record.config.method).personal  # the hash is of more than the model
+    is_personal = record.config.options.get("personal", is_personal)
+    if not is_personal and tree.digest(model) != record.summary.model_hash:
         raise DataError(f"{path}: is not the model whose hash result.json has. {ADVICE}")
     return model
 

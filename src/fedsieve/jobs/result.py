@@ -137,8 +137,8 @@ def _number(value: float | None) -> float:
 
 def global_model(job: Job, position: Checkpoint, store: ClientStore) -> Params | None:
     """The model a run ends with; None where every client has its own, or keeps it."""
-    state = store.get(0) if job.federation.is_pooled else ()
-    return None if isinstance(state, Receipt) else job.method.deploy(position.server, state)
+    state = store.get(0) if job.partition.is_pooled else ()
+    return None if isinstance(state, Receipt) else job.method.model(position.server, state)
 
 
 def summarise(
@@ -170,7 +170,7 @@ def summarise(
 def _model_hash(job: Job, position: Checkpoint, store: ClientStore) -> str:
     """The hash of the global model, or of all clients' states where models are personal."""
     if not job.method.personal:
-        return tree.digest(job.method.deploy(position.server, ()))
+        return tree.digest(job.method.model(position.server, ()))
     digests = [f"{client}:{store.digest(client)}" for client in store.known()]
     whole = "|".join([tree.digest(position.server), *digests])
     return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()

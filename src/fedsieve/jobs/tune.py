@@ -183,8 +183,8 @@ def read_metric(text: str, method: str) -> str:
         ConfigError: it stands for none.
     """
     cls = method_class(method)
-    is_personal = cls.personal and not cls.pools_data
-    own = "local_accuracy" if is_personal else "global_accuracy"
+    is_own = cls.personal and cls.partition != "pooled"
+    own = "local_accuracy" if is_own else "global_accuracy"
     known = {"best": f"best_{own}", "last": own}
     for score in SCORES:
         known |= {score: f"best_{score}", f"best_{score}": f"best_{score}", f"last_{score}": score}

@@ -1,11 +1,9 @@
-"""One file per method; importing this package registers them all."""
+"""One file per paper; importing this package registers them all."""
 
 from fedsieve.methods import (
-    central,
     fedavg,
     fedavg_prune,
     feddrop,
-    fedht,
     fediter_ht,
     fedmedian,
     fedmix,
@@ -14,7 +12,6 @@ from fedsieve.methods import (
     fedsparse,
     flops,
     flops_pa,
-    flops_pa_central,
     gpi_fnm,
     local_only,
     pfnm,
@@ -23,11 +20,9 @@ from fedsieve.methods import (
 )
 
 __all__ = [
-    "central",
     "fedavg",
     "fedavg_prune",
     "feddrop",
-    "fedht",
     "fediter_ht",
     "fedmedian",
     "fedmix",
@@ -36,7 +31,6 @@ __all__ = [
     "fedsparse",
     "flops",
     "flops_pa",
-    "flops_pa_central",
     "gpi_fnm",
     "local_only",
     "pfnm",

@@ -1,4 +1,4 @@
-"""Hard EM: the client loop and the round of a family of methods, which differ in their prior.
+"""Hard EM: what methods share whose clients train under a prior around the server's parameters.
 
 Paper    "Federated averaging as expectation-maximization", 2020 (specification fedsparse,
          section 1).
@@ -8,69 +8,52 @@ Differs  statistics of normalisation layers (task.buffers) carry no prior: they 
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Count, Dense, Examples, Mask, Params
-from fedsieve.core.method import Batch, Batches, Method, Metrics, Task
+from fedsieve.core.message import Params
+from fedsieve.core.method import Batch, Batches, Method, Metrics, Round, Task
 from fedsieve.core.options import in_range
 from fedsieve.inference.priors import PointPrior, Prior
+from fedsieve.methods.fedavg import PAPER, Down, Memory, Own, Up
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Moments, Optimiser
 from fedsieve.optim.schedules import Cosine, Schedule
 
-PAPER = {"lr": 0.1, "clip_norm": None, "schedule": "constant"}
+Local = TypeVar("Local")
+Centre = TypeVar("Centre")
 
 
-class _Numbered(Protocol):
-    @property
-    def rounds(self) -> int: ...
+class Counted(Protocol):
+    """A reply with a model and the number of examples behind it."""
 
-
-class _Counted(Protocol):
     @property
     def weights(self) -> Params: ...
     @property
     def examples(self) -> int: ...
 
 
-ServerT = TypeVar("ServerT")
-StateT = TypeVar("StateT")
-DownT = TypeVar("DownT", bound=_Numbered)
-UpT = TypeVar("UpT", bound=_Counted)
-LocalT = TypeVar("LocalT")
-CentreT = TypeVar("CentreT")
+def objective(
+    task: Task, prior: Prior[Local, Centre], centre: Centre
+) -> Callable[[Local, Batch, Key], Tensor]:
+    """What the E-step descends: the mean loss and -log p(phi | W)."""
 
+    def value(own: Local, batch: Batch, key: Key) -> Tensor:
+        loss = task.loss(prior.effective(own, key), batch, key)
+        penalty = prior.penalty(own, centre)
+        return loss if penalty is None else loss + penalty
 
-class Own(NamedTuple):
-    """A client's last local model, for its evaluation alone; empty before it has one."""
-
-    weights: Params
-
-
-Memory: TypeAlias = Own | tuple[()]
-
-
-class Begun(NamedTuple, Generic[LocalT, CentreT]):
-    """An E-step about to run: where it starts, what the prior is centred at, and how it moves."""
-
-    start: LocalT
-    centre: CentreT
-    optimisers: Optimiser | Sequence[Optimiser]
-    rates: float | Sequence[float]
-    mask: Mask | None = None  # of weights that are 0 throughout
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardEM(
-    Method[ServerT, StateT, DownT, UpT], Generic[ServerT, StateT, DownT, UpT, LocalT, CentreT]
-):
-    """Local MAP estimates under a prior around the server's parameters, then the M-step."""
+class HardEM:
+    """Options of the E-step, and how clients count in the M-step."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     task: Task
@@ -86,70 +69,24 @@ class HardEM(
         if self.clip_norm is not None:
             in_range("clip_norm", self.clip_norm, 0, above=True)
 
-    @property
-    @abstractmethod
-    def prior(self) -> Prior[LocalT, CentreT]:
-        """p(phi | W)."""
-
-    @abstractmethod
-    def begin(self, down: DownT, data: Batches) -> Begun[LocalT, CentreT]:
-        """The E-step of a client that has received `down`."""
-
-    @abstractmethod
-    def finish(
-        self, begun: Begun[LocalT, CentreT], found: LocalT, data: Batches, key: Key
-    ) -> tuple[UpT, StateT]:
-        """What a client sends and keeps of the local parameters it has found."""
-
-    @abstractmethod
-    def m_step(self, server: ServerT, replies: Sequence[UpT], shares: Sequence[float]) -> ServerT:
-        """The next server state; shares add up to 1."""
-
-    def client_update(
-        self, down: DownT, state: StateT, data: Batches, key: Key
-    ) -> tuple[UpT, StateT, Metrics]:
-        prior, begun = self.prior, self.begin(down, data)
-
-        def objective(found: LocalT, batch: Batch, key: Key) -> Tensor:
-            loss = self.task.loss(prior.effective(found, key), batch, key)
-            penalty = prior.penalty(found, begun.centre)
-            return loss if penalty is None else loss + penalty
-
-        trained = local.train(
-            objective,
-            begun.start,
-            data.work(key),
-            begun.optimisers,
-            lr=begun.rates,
-            key=key,
-            fixed=self.task.buffers,
-            clip_norm=self._clips(begun),
-        )
-        up, after = self.finish(begun, trained.params, data, key)
-        return up, after, Metrics(trained.processed, {"train_loss": trained.loss}, begun.mask)
-
-    def server_update(self, server: ServerT, replies: Sequence[UpT], key: Key) -> ServerT:
-        counts = [r.examples if self.weighting == "samples" else 1 for r in replies]
-        return self.m_step(server, replies, [count / sum(counts) for count in counts])
-
-    def _clips(self, begun: Begun[LocalT, CentreT]) -> Sequence[float | None] | float | None:
-        if isinstance(begun.optimisers, Sequence):
-            return [self.clip_norm, *[None] * (len(begun.optimisers) - 1)]
-        return self.clip_norm
+    def rate(self, rounds: int) -> float:
+        """The client's learning rate after so many rounds."""
+        return self.lr * self.schedule.factor(rounds)
 
     def remember(self, weights: Params) -> Memory:
         """What a client keeps for its evaluation."""
         return Own(weights) if self.personal else ()
 
-    def rate(self, down: DownT) -> float:
-        """The client's learning rate in this round."""
-        return self.lr * self.schedule.factor(down.rounds)
+    def shares(self, replies: Sequence[Counted]) -> list[float]:
+        """How much each reply counts; shares add up to 1."""
+        counts = [r.examples if self.weighting == "samples" else 1 for r in replies]
+        return [count / sum(counts) for count in counts]
 
     def trainable(self, weights: Params) -> Params:
         """The weights without statistics."""
         return {n: v for n, v in weights.items() if n not in self.task.buffers}
 
-    def statistics(self, replies: Sequence[UpT], shares: Sequence[float]) -> Params:
+    def statistics(self, replies: Sequence[Counted], shares: Sequence[float]) -> Params:
         """Mean statistics of normalisation layers."""
         return tree.weighted_mean(
             ({n: r.weights[n] for n in sorted(self.task.buffers)}, share)
@@ -163,19 +100,9 @@ class Server(NamedTuple):
     rounds: int
 
 
-class Down(NamedTuple):
-    weights: Dense
-    rounds: Count
-
-
-class Up(NamedTuple):
-    weights: Dense
-    examples: Examples
-
-
 @dataclass(frozen=True, kw_only=True)
-class PointEM(HardEM[Server, Memory, Down, Up, Params, Params]):
-    """A prior around one centre: FedAvg, FedProx, FedOpt and FedMedian."""
+class PointEM(HardEM, Method[Server, Memory, Down, Up]):
+    """A prior around one centre: FedProx, FedOpt and FedMedian."""
 
     @property
     @abstractmethod
@@ -188,27 +115,37 @@ class PointEM(HardEM[Server, Memory, Down, Up, Params, Params]):
     def init_client(self, client: int, key: Key) -> Memory:
         return self.remember({})
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(server.weights, server.rounds)
 
-    def begin(self, down: Down, data: Batches) -> Begun[Params, Params]:
-        return Begun(down.weights, self.trainable(down.weights), self.optimiser, self.rate(down))
+    def client_update(
+        self, down: Down, state: Memory, data: Batches, key: Key
+    ) -> tuple[Up, Memory, Metrics]:
+        trained = local.train(
+            objective(self.task, self.prior, self.trainable(down.weights)),
+            down.weights,
+            data.work(key),
+            self.optimiser,
+            lr=self.rate(down.rounds),
+            key=key,
+            fixed=self.task.buffers,
+            clip_norm=self.clip_norm,
+        )
+        metrics = Metrics(trained.processed, {"train_loss": trained.loss})
+        return Up(trained.params, data.examples), self.remember(trained.params), metrics
 
-    def finish(
-        self, begun: Begun[Params, Params], found: Params, data: Batches, key: Key
-    ) -> tuple[Up, Memory]:
-        return Up(found, data.examples), self.remember(found)
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        shares = self.shares(round.replies)
+        locals_ = [self.trainable(r.weights) for r in round.replies]
+        weights, moments = self.m_step(server, locals_, shares)
+        weights |= self.statistics(round.replies, shares)
+        return Server(weights, moments, server.rounds + 1)
 
-    def m_step(self, server: Server, replies: Sequence[Up], shares: Sequence[float]) -> Server:
-        locals_ = [self.trainable(r.weights) for r in replies]
-        weights, moments = self.move(server, locals_, shares)
-        return Server(weights | self.statistics(replies, shares), moments, server.rounds + 1)
-
-    def move(
+    def m_step(
         self, server: Server, locals_: Sequence[Params], shares: Sequence[float]
     ) -> tuple[Params, Moments]:
-        """Weights and moments after the M-step; here the closed form."""
+        """Weights and moments after the M-step; here in closed form."""
         return self.prior.m_step(locals_, shares), server.moments
 
-    def deploy(self, server: Server, state: Memory) -> Params | None:
+    def model(self, server: Server, state: Memory) -> Params | None:
         return (state.weights or None) if isinstance(state, Own) else server.weights

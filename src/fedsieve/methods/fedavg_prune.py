@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
-from fedsieve.methods.em import PAPER, Memory, Server
-from fedsieve.methods.fedavg import FedAvg
+from fedsieve.methods.fedavg import PAPER, FedAvg, Memory, Server
 from fedsieve.sparsity import masks
 from fedsieve.sparsity.units import Weights, budget
 
@@ -21,7 +20,7 @@ from fedsieve.sparsity.units import Weights, budget
 @register("fedavg_prune")
 @dataclass(frozen=True, kw_only=True)
 class FedAvgPrune(FedAvg):
-    """Dense training, a sparse model at the end."""
+    """Dense federated averaging, of which the m largest weights are deployed."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER | {"target_density": 0.1}}
     target_density: float = 0.4  # rho: share of what is pruned that is deployed
@@ -32,8 +31,8 @@ class FedAvgPrune(FedAvg):
         in_range("target_density", self.target_density, 0, 1, above=True)
         budget(self.units, self.task.graph, self.target_density)
 
-    def deploy(self, server: Server, state: Memory) -> Params | None:
-        weights = super().deploy(server, state)
+    def model(self, server: Server, state: Memory) -> Params | None:
+        weights = super().model(server, state)
         if weights is None:
             return None
         graph = self.task.graph

@@ -10,7 +10,7 @@ Differs  exactly round(p n) of n units are dropped, so that all submodels have o
          the mean over the clients that held a coordinate; sgd with server_lr=1 is the mean itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -22,9 +22,11 @@ from fedsieve.core import keys, tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Examples, Mask, Params
-from fedsieve.core.method import Batches, register
+from fedsieve.core.method import Batches, Method, Metrics, PerClient, Round, register
 from fedsieve.core.options import in_range
-from fedsieve.methods.em import PAPER, Begun, HardEM, Memory, Own
+from fedsieve.methods.em import HardEM, objective
+from fedsieve.methods.fedavg import PAPER, Memory, Own
+from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Moments, Optimiser, init_moments, update
 from fedsieve.sparsity.compaction import compact, restore
 
@@ -56,13 +58,13 @@ class Dropped:
     def effective(self, local: Params, key: Key) -> Params:
         return {n: w * self.scale[n] if n in self.scale else w for n, w in local.items()}
 
-    def penalty(self, local: Params, centre: int) -> Tensor | None:
+    def penalty(self, local: Params, centre: None) -> Tensor | None:
         return None
 
 
 @register("feddrop")
 @dataclass(frozen=True, kw_only=True)
-class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
+class FedDrop(HardEM, Method[Server, Memory, Down, Up]):
     """Federated dropout of units; submodels are sent small and trained small."""
 
     same_entries = False  # submodels have different units
@@ -112,24 +114,33 @@ class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
     def init_client(self, client: int, key: Key) -> Memory:
         return self.remember({})
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
-        units = keys.torch_seed(fold(key, "units", client))
-        small = compact(self.task.graph, server.weights, self._held(units))
-        return Down(small, units, server.rounds)
+    def broadcast(self, server: Server, key: Key) -> PerClient[Down]:
+        def submodel(client: int) -> Down:
+            units = keys.torch_seed(fold(key, "units", client))
+            small = compact(self.task.graph, server.weights, self._held(units))
+            return Down(small, units, server.rounds)
 
-    def begin(self, down: Down, data: Batches) -> Begun[Params, int]:
-        whole = {x.weight: torch.zeros(x.shape, dtype=torch.bool) for x in self.task.graph.layers}
-        ones = {n: torch.ones_like(down.weights[n], dtype=torch.bool) for n in whole}
-        mask = restore(self.task.graph, ones, self._held(down.units), whole)
-        return Begun(down.weights, down.units, self.optimiser, self.rate(down), mask)
+        return PerClient(submodel)
 
-    def finish(
-        self, begun: Begun[Params, int], found: Params, data: Batches, key: Key
-    ) -> tuple[Up, Memory]:
-        own = self.remember(self.prior.effective(found, key))
-        return Up(found, begun.centre, data.examples), own
+    def client_update(
+        self, down: Down, state: Memory, data: Batches, key: Key
+    ) -> tuple[Up, Memory, Metrics]:
+        trained = local.train(
+            objective(self.task, self.prior, None),
+            down.weights,
+            data.work(key),
+            self.optimiser,
+            lr=self.rate(down.rounds),
+            key=key,
+            fixed=self.task.buffers,
+            clip_norm=self.clip_norm,
+        )
+        own = self.remember(self.prior.effective(trained.params, key))
+        metrics = Metrics(trained.processed, {"train_loss": trained.loss}, self._mask(down))
+        return Up(trained.params, down.units, data.examples), own, metrics
 
-    def m_step(self, server: Server, replies: Sequence[Up], shares: Sequence[float]) -> Server:
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        replies, shares = round.replies, self.shares(round.replies)
         nothing = {n: torch.zeros_like(w) for n, w in server.weights.items()}
         moved, held = tree.clone((nothing, nothing))
         for reply, share in zip(replies, shares, strict=True):
@@ -151,7 +162,7 @@ class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
         statistics = {n: server.weights[n] - gradient[n] for n in sorted(self.task.buffers)}
         return Server(weights | statistics, moments, server.rounds + 1)
 
-    def deploy(self, server: Server, state: Memory) -> Params | None:
+    def model(self, server: Server, state: Memory) -> Params | None:
         return (state.weights or None) if isinstance(state, Own) else server.weights
 
     @cached_property
@@ -167,6 +178,12 @@ class FedDrop(HardEM[Server, Memory, Down, Up, Params, int]):
             for s in graph.spaces
             if s.is_cuttable and s.name not in fixed
         }
+
+    def _mask(self, down: Down) -> Mask:
+        """The weights of the whole model that a submodel has."""
+        whole = {x.weight: torch.zeros(x.shape, dtype=torch.bool) for x in self.task.graph.layers}
+        ones = {n: torch.ones_like(down.weights[n], dtype=torch.bool) for n in whole}
+        return restore(self.task.graph, ones, self._held(down.units), whole)
 
     def _held(self, units: int) -> Mask:
         """The units of a submodel, from the key that both ends know."""

@@ -1,4 +1,4 @@
-"""FedIter-HT: iterative hard thresholding on clients and server; exactly m weights at all times.
+"""FedIter-HT and Fed-HT: hard thresholding to m weights, at every step or after every average.
 
 Paper    Tong et al., "Federated Nonconvex Sparse Learning", 2022 (specification flops, section 6).
 Symbols  H_m -> masks.top_k   m = floor(rho P) -> kept weights   rho -> target_density
@@ -7,10 +7,11 @@ Differs  deep nets start from the m largest initial weights: 0 is a stationary p
          (`ramp`), gradients are clipped and rates fall over the run; preset `paper` has rho from
          the first round on, with Adam: there plain SGD rarely brings a pruned weight of a deep net
          back above the threshold. Biases are thresholded with `units=weights(biases=true)`, as in
-         FLoPS; normalisation never is.
+         FLoPS; normalisation never is. Fed-HT has a higher density by default: what clients train
+         outside the mask is cut away again after every mean.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -20,7 +21,7 @@ import torch
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params
-from fedsieve.core.method import Batches, Method, Metrics, Task, register
+from fedsieve.core.method import Batches, Method, Metrics, Round, Task, register
 from fedsieve.core.options import in_range
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Optimiser
@@ -97,7 +98,7 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     def init_client(self, client: int, key: Key) -> tuple[()]:
         return ()
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(self._support(server.weights), server.weights, server.rounds)
 
     def client_update(
@@ -118,13 +119,13 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
         metrics = Metrics(trained.processed, {"train_loss": trained.loss}, support)
         return Up(support, trained.params, data.examples), state, metrics
 
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
         mean = tree.weighted_mean(
-            (r.weights, r.examples if self.weighting == "samples" else 1) for r in replies
+            (r.weights, r.examples if self.weighting == "samples" else 1) for r in round.replies
         )
         return Server(self._threshold(mean, server.rounds + 1), server.rounds + 1)
 
-    def deploy(self, server: Server, state: tuple[()]) -> Params:
+    def model(self, server: Server, state: tuple[()]) -> Params:
         return server.weights
 
     def _threshold(self, weights: Params, done: int) -> Params:
@@ -137,3 +138,12 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
 
     def _support(self, weights: Params) -> Mask:
         return masks.nonzero(weights, tuple(self.units.shapes(self.task.graph)))
+
+
+@register("fedht")
+@dataclass(frozen=True, kw_only=True)
+class FedHT(FedIterHT):
+    """Top-m weights after every average alone; clients train and send dense models."""
+
+    thresholds_steps: ClassVar[bool] = False
+    target_density: float = 0.4  # rho: share of what is thresholded that is kept

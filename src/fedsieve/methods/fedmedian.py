@@ -17,7 +17,7 @@ from fedsieve.methods.em import PointEM
 @register("fedmedian")
 @dataclass(frozen=True, kw_only=True)
 class FedMedian(PointEM):
-    """Coordinate-wise weighted median of local models."""
+    """Coordinate-wise weighted median of local models, which may be tied by L1."""
 
     tie: float = 0.0  # 1/b: weight of |w - w_server|_1 beside the mean loss
 

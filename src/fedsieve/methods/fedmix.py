@@ -18,10 +18,12 @@ from torch import Tensor
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Exact, Params
-from fedsieve.core.method import Batches, register
+from fedsieve.core.method import Batches, Method, Metrics, Round, register
 from fedsieve.core.options import in_range
 from fedsieve.inference.priors import Components, Mixture
-from fedsieve.methods.em import Begun, HardEM, Up
+from fedsieve.methods.em import HardEM, objective
+from fedsieve.methods.fedavg import Up
+from fedsieve.optim import local
 
 SHARES = "mixture.shares"
 
@@ -44,7 +46,7 @@ class Down(NamedTuple):
 
 @register("fedmix")
 @dataclass(frozen=True, kw_only=True)
-class FedMix(HardEM[Server, State, Down, Up, Params, Components]):
+class FedMix(HardEM, Method[Server, State, Down, Up]):
     """Clusters of clients as components of a mixture prior."""
 
     same_entries = False  # clients gather around different centres
@@ -72,23 +74,31 @@ class FedMix(HardEM[Server, State, Down, Up, Params, Components]):
     def init_client(self, client: int, key: Key) -> State:
         return State(client % self.components)
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(server.components, {SHARES: server.shares}, server.rounds)
 
-    def begin(self, down: Down, data: Batches) -> Begun[Params, Components]:
+    def client_update(
+        self, down: Down, state: State, data: Batches, key: Key
+    ) -> tuple[Up, State, Metrics]:
         starts, log_shares = tree.unstack(down.components), down.shares[SHARES].log()
         losses = torch.stack([self._summed_loss(start, data) for start in starts])
         nearest = int((log_shares - losses).argmax())
-        centres = [self.trainable(start) for start in starts]
-        centre = Components(centres, log_shares, data.examples, nearest)
-        return Begun(starts[nearest], centre, self.optimiser, self.rate(down))
+        centre = Components([self.trainable(one) for one in starts], log_shares, data.examples)
+        trained = local.train(
+            objective(self.task, self.prior, centre),
+            starts[nearest],
+            data.work(key),
+            self.optimiser,
+            lr=self.rate(down.rounds),
+            key=key,
+            fixed=self.task.buffers,
+            clip_norm=self.clip_norm,
+        )
+        metrics = Metrics(trained.processed, {"train_loss": trained.loss})
+        return Up(trained.params, data.examples), State(nearest), metrics
 
-    def finish(
-        self, begun: Begun[Params, Components], found: Params, data: Batches, key: Key
-    ) -> tuple[Up, State]:
-        return Up(found, data.examples), State(begun.centre.nearest)
-
-    def m_step(self, server: Server, replies: Sequence[Up], shares: Sequence[float]) -> Server:
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        replies, shares = round.replies, self.shares(round.replies)
         before = tree.unstack(server.components)
         centre = Components([self.trainable(one) for one in before], server.shares.log())
         responsibility = self.prior.responsibility([r.weights for r in replies], centre, shares)
@@ -98,18 +108,18 @@ class FedMix(HardEM[Server, State, Down, Up, Params, Components]):
         clients = responsibility.sum(0) + self.pseudo_count
         return Server(tree.stack(moved), clients / clients.sum(), server.rounds + 1)
 
-    def deploy(self, server: Server, state: State | tuple[()]) -> Params:
+    def model(self, server: Server, state: State | tuple[()]) -> Params:
         if isinstance(state, State):
             return tree.unstack(server.components)[state.component]
         return server.components | {SHARES: server.shares}
 
-    def predict(self, deployed: Params, x: Tensor) -> Tensor:
+    def predict(self, model: Params, x: Tensor) -> Tensor:
         """A client's own component, or the ensemble: components' predictions mixed by share."""
-        if SHARES not in deployed:
-            return self.task.predict(deployed, x)
-        centres = tree.unstack({n: v for n, v in deployed.items() if n != SHARES})
+        if SHARES not in model:
+            return self.task.predict(model, x)
+        centres = tree.unstack({n: v for n, v in model.items() if n != SHARES})
         outputs = torch.stack([self.task.predict(centre, x) for centre in centres])
-        shares = deployed[SHARES].view(-1, *[1] * (outputs.dim() - 1))
+        shares = model[SHARES].view(-1, *[1] * (outputs.dim() - 1))
         if self.task.kind == "classes":
             return torch.logsumexp(outputs.log_softmax(-1) + shares.log(), 0)
         if self.task.kind in {"binary", "labels"}:

@@ -16,7 +16,8 @@ from fedsieve.core.message import Params
 from fedsieve.core.method import register
 from fedsieve.core.options import in_range
 from fedsieve.inference.priors import Gaussian
-from fedsieve.methods.em import PAPER, PointEM, Server
+from fedsieve.methods.em import PointEM, Server
+from fedsieve.methods.fedavg import PAPER
 from fedsieve.optim.optimisers import Adam, Moments, Optimiser, init_moments, update
 
 
@@ -47,7 +48,7 @@ class FedOpt(PointEM):
             moments=init_moments(self.server_optimiser, self.trainable(server.weights))
         )
 
-    def move(
+    def m_step(
         self, server: Server, locals_: Sequence[Params], shares: Sequence[float]
     ) -> tuple[Params, Moments]:
         centre = self.trainable(server.weights)

@@ -11,7 +11,7 @@ Differs  signs and coefficients as in specification fedsparse, section 9. The cl
          gates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log, sqrt
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -23,10 +23,12 @@ from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params
-from fedsieve.core.method import Batches, register
+from fedsieve.core.method import Batches, Method, Metrics, Round, register
 from fedsieve.core.options import in_range
 from fedsieve.inference.spike_and_slab import Drawn, Gated, Slab, SpikeAndSlab, inverse_softplus
-from fedsieve.methods.em import Begun, HardEM, Memory, Own
+from fedsieve.methods.em import HardEM, objective
+from fedsieve.methods.fedavg import Memory, Own
+from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Adamax, Moments, Optimiser, init_moments, update
 from fedsieve.optim.schedules import gradual, ramp_in_run
 from fedsieve.sparsity import masks
@@ -67,8 +69,8 @@ class Up(NamedTuple):
 
 @register("fedsparse")
 @dataclass(frozen=True, kw_only=True)
-class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
-    """Federated averaging with gates over groups of weights."""
+class FedSparse(HardEM, Method[Server, Memory, Down, Up]):
+    """Federated averaging with gates over filters and features; sparse in both directions."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     target_density: float | None = 0.7  # share of gated weights left; none: as the prior has it
@@ -137,26 +139,34 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
     def init_client(self, client: int, key: Key) -> Memory:
         return self.remember({})
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(server.alive, server.weights, server.raw_thresholds, server.rounds)
 
-    def begin(self, down: Down, data: Batches) -> Begun[Gated, Slab]:
+    def client_update(
+        self, down: Down, state: Memory, data: Batches, key: Key
+    ) -> tuple[Up, Memory, Metrics]:
         prior = self.prior
         start = prior.close(Gated(down.weights, down.raw_thresholds), down.alive)
         slab = Slab(self.trainable(down.weights), prior.logits(start))
         moving = self.threshold_lr * sqrt(10 / max(data.steps, 1))
-        rates = (self.rate(down), moving if self._is_pruning(down.rounds) else 0.0)
-        optimisers = (self.optimiser, self.threshold_optimiser)
+        trained = local.train(
+            objective(self.task, prior, slab),
+            start,
+            data.work(key),
+            (self.optimiser, self.threshold_optimiser),
+            lr=(self.rate(down.rounds), moving if self._is_pruning(down.rounds) else 0.0),
+            key=key,
+            fixed=self.task.buffers,
+            clip_norm=(self.clip_norm, None),
+        )
+        drawn = prior.draw(trained.params, key)
         mask = {n: a.expand_as(down.weights[n]) for n, a in down.alive.items()}
-        return Begun(start, slab, optimisers, rates, mask)
+        metrics = Metrics(trained.processed, {"train_loss": trained.loss}, mask)
+        up = Up(drawn.gates, drawn.weights, data.examples)
+        return up, self.remember(drawn.weights), metrics
 
-    def finish(
-        self, begun: Begun[Gated, Slab], found: Gated, data: Batches, key: Key
-    ) -> tuple[Up, Memory]:
-        drawn = self.prior.draw(found, key)
-        return Up(drawn.gates, drawn.weights, data.examples), self.remember(drawn.weights)
-
-    def m_step(self, server: Server, replies: Sequence[Up], shares: Sequence[float]) -> Server:
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        replies, shares = round.replies, self.shares(round.replies)
         prior, moments, raw_moments = self.prior, server.moments, server.threshold_moments
         centre = Gated(self.trainable(server.weights), server.raw_thresholds)
         drawn = [Drawn(self.trainable(r.weights), r.gates) for r in replies]
@@ -193,7 +203,7 @@ class FedSparse(HardEM[Server, Memory, Down, Up, Gated, Slab]):
             server.rounds + 1,
         )
 
-    def deploy(self, server: Server, state: Memory) -> Params | None:
+    def model(self, server: Server, state: Memory) -> Params | None:
         return (state.weights or None) if isinstance(state, Own) else server.weights
 
     def _is_pruning(self, done: int) -> bool:

@@ -14,7 +14,7 @@ Differs  gates in messages are medians, the paper draws them; clients count by e
          after it. `target_bytes`: m follows from what messages cost.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -25,9 +25,9 @@ from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params, Scalar
-from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, register
+from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, Round, register
 from fedsieve.core.options import in_range
-from fedsieve.methods.gated import GatedWeights
+from fedsieve.methods.flops import GatedWeights
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, DualAscent, Optimiser
 from fedsieve.optim.schedules import ramp_in_run
@@ -94,7 +94,7 @@ class Point(NamedTuple):
 @register("flops_pa")
 @dataclass(frozen=True, kw_only=True)
 class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
-    """A round of local steps on weights and gates between two sparse messages."""
+    """Gated weights by averaging parameters; m weights and their gates travel both ways."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     target_density: float = 0.25  # rho: share of gated weights kept
@@ -129,7 +129,7 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
     def init_client(self, client: int, key: Key) -> tuple[()]:
         return ()
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def broadcast(self, server: Server, key: Key) -> Down:
         return Down(*server.model, server.kept, server.rounds)
 
     def client_update(
@@ -160,28 +160,28 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         values = figures | {"expected_density": self.density(gate_logits).item()}
         return Up(*model, data.examples), state, Metrics(trained.processed, values)
 
-    def charge(self, server: Server, load: Load) -> Server:
-        """Set m for the next rounds so that the mean over all rounds meets `target_bytes`."""
-        if self.target_bytes is None:
-            return server
-        cost = (load.up_bytes + load.down_bytes) / load.clients
-        spent = server.spent + cost
-        saved = self.target_bytes * (server.rounds + 1) - spent
-        wanted = self.target_bytes + saved / 4  # debts are paid back over about four rounds
-        factor = min(max(wanted / cost, 0.5), 2.0)
-        return server._replace(kept=self._fitting(server.kept * factor), spent=spent)
-
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
-        pairs = [(r, r.examples if self.weighting == "samples" else 1) for r in replies]
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        pairs = [(r, r.examples if self.weighting == "samples" else 1) for r in round.replies]
         effective = tree.weighted_mean((r.effective, share) for r, share in pairs)
         gates = tree.weighted_mean((Sparse(*r[:4]).all_gates, share) for r, share in pairs)
-        done = server.rounds + 1
-        kept = self.budget(done) if self.target_bytes is None else server.kept
+        kept, spent = self._next_kept(server, round.load)
         model = self._scale_and_compress(*self._expand(effective, gates), kept)
-        return server._replace(model=model, kept=kept, rounds=done)
+        return Server(model, kept, spent, server.rounds + 1)
 
-    def deploy(self, server: Server, state: tuple[()]) -> Params:
+    def model(self, server: Server, state: tuple[()]) -> Params:
         return server.model.effective
+
+    def _next_kept(self, server: Server, load: Load) -> tuple[int, float]:
+        """The next m, and the bytes spent: over all rounds their mean meets `target_bytes`."""
+        done = server.rounds + 1
+        if self.target_bytes is None:
+            return self.budget(done), server.spent
+        cost = (load.up_bytes + load.down_bytes) / load.clients
+        spent = server.spent + cost
+        saved = self.target_bytes * done - spent
+        wanted = self.target_bytes + saved / 4  # debts are paid back over about four rounds
+        factor = min(max(wanted / cost, 0.5), 2.0)
+        return self._fitting(server.kept * factor), spent
 
     def _fitting(self, kept: float) -> int:
         return min(max(round(kept), 1), self.units.size(self.task.graph))
@@ -214,3 +214,14 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
         if self.open_logit is None:
             return logits
         return {n: torch.where(g >= 1, self.open_logit, logits[n]) for n, g in gates.items()}
+
+
+@register("flops_pa_central")
+@dataclass(frozen=True, kw_only=True)
+class FlopsPACentral(FlopsPA):
+    """FLoPS-PA with one client that holds all data: the central baseline (section 6).
+
+    Its messages are encoded and counted like any other's.
+    """
+
+    partition = "pooled"

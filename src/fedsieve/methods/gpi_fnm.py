@@ -19,7 +19,7 @@ from fedsieve.methods.pfnm import Pfnm
 @register("gpi_fnm")
 @dataclass(frozen=True, kw_only=True)
 class GpiFnm(Pfnm):
-    """PFNM with global posterior information."""
+    """PFNM with global posterior information: popular atoms are drawn to the prior mean."""
 
     eps: tuple[float, ...] = (0.1,)  # weight of the divergence; one, or per layer; 0 is pfnm
     kl: KlMode = "plugin"  # atoms as in pfnm; "joint": the divergence moves them as well

@@ -1,19 +1,21 @@
-"""Local training alone: every client keeps its own model, nothing is sent. The lower anchor.
+"""Training without exchange, each client for itself or on all data: the lower and upper anchor.
 
-Paper    none; the rival that personal methods on skewed data have to beat.
+Paper    none; what personal methods on skewed data have to beat, and what federated training could
+         reach if data could be gathered.
 Symbols  w_k -> state.weights
-Differs  all clients start from one common initial model, as in every other method.
+Differs  all clients start from one common initial model, and the central one is evaluated on the
+         same test shards, as in every other method.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Params
-from fedsieve.core.method import Batches, Method, Metrics, Task, register
+from fedsieve.core.method import Batches, Method, Metrics, Round, Task, register
 from fedsieve.core.options import in_range
-from fedsieve.methods.em import PAPER
+from fedsieve.methods.fedavg import PAPER
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Moments, Optimiser
 from fedsieve.optim.schedules import Cosine, Schedule
@@ -32,7 +34,7 @@ class State(NamedTuple):
 @register("local_only")
 @dataclass(frozen=True, kw_only=True)
 class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
-    """Each client for itself."""
+    """Every client trains a model of its own and nothing is sent: the lower anchor."""
 
     task: Task
     personal = True
@@ -53,7 +55,7 @@ class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
     def init_client(self, client: int, key: Key) -> State:
         return State(self.task.init_params(fold(key, "weights")), (), 0)
 
-    def broadcast(self, server: Nothing, client: int, key: Key) -> Nothing:
+    def broadcast(self, server: Nothing, key: Key) -> Nothing:
         return Nothing()
 
     def client_update(
@@ -73,8 +75,16 @@ class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
         after = State(trained.params, trained.moments, state.rounds + 1)
         return Nothing(), after, Metrics(trained.processed, {"train_loss": trained.loss})
 
-    def server_update(self, server: Nothing, replies: Sequence[Nothing], key: Key) -> Nothing:
+    def server_update(self, server: Nothing, round: Round[Nothing, Nothing], key: Key) -> Nothing:
         return server
 
-    def deploy(self, server: Nothing, state: State | tuple[()]) -> Params | None:
+    def model(self, server: Nothing, state: State | tuple[()]) -> Params | None:
         return state.weights if isinstance(state, State) else None
+
+
+@register("central")
+@dataclass(frozen=True, kw_only=True)
+class Central(LocalOnly):
+    """One model on the union of all shards: the upper anchor."""
+
+    partition = "pooled"

@@ -9,7 +9,7 @@ Differs  convolution filters are matched as neurons are. The program has all cli
          starts from the most used atoms. A client without a network starts from its own draw.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -21,7 +21,17 @@ from fedsieve.core import keys, tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Exact, Params, Sender
-from fedsieve.core.method import Batch, Batches, Method, Metrics, Task, register
+from fedsieve.core.method import (
+    Batch,
+    Batches,
+    Method,
+    Metrics,
+    PerClient,
+    Report,
+    Round,
+    Task,
+    register,
+)
 from fedsieve.core.options import in_range
 from fedsieve.inference.priors import Gaussian
 from fedsieve.matching import Settings, match_networks, visiting_orders
@@ -72,7 +82,7 @@ class Up(NamedTuple):
 @register("pfnm")
 @dataclass(frozen=True, kw_only=True)
 class Pfnm(Method[Server, State, Down, Up]):
-    """Probabilistic federated neural matching."""
+    """Probabilistic federated neural matching: the fused network finds its own width."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": PAPER,
@@ -128,10 +138,8 @@ class Pfnm(Method[Server, State, Down, Up]):
     def init_client(self, client: int, key: Key) -> State:
         return State(client, {})
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
-        own = own_atoms(server.labels, client, self._widths(client))
-        part = {} if own is None else self._layout.part(server.weights, own)
-        return Down(part, server.rounds)
+    def broadcast(self, server: Server, key: Key) -> PerClient[Down]:
+        return PerClient(lambda client: Down(self.part_of(client, server), server.rounds))
 
     def client_update(
         self, down: Down, state: State, data: Batches, key: Key
@@ -162,8 +170,9 @@ class Pfnm(Method[Server, State, Down, Up]):
         metrics = Metrics(trained.processed, {"train_loss": trained.loss}, used)
         return up, State(state.client, trained.params), metrics
 
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
-        layout, clients = self._layout, [reply.client for reply in replies]
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        layout, replies = self._layout, round.replies
+        clients = [reply.client for reply in replies]
         before = (own_atoms(server.labels, c, self._widths(c)) for c in clients)
         known = [own for own in before if own is not None]
         is_warm = len(known) == len(replies)
@@ -185,12 +194,17 @@ class Pfnm(Method[Server, State, Down, Up]):
         energies = torch.tensor([x.energy for x in matching.layers], dtype=torch.float64)
         return Server(weights, labels, steps, energies, server.rounds + 1)
 
-    def deploy(self, server: Server, state: State | tuple[()]) -> Params:
+    def model(self, server: Server, state: State | tuple[()]) -> Params:
         return server.weights
 
-    def figures(self, server: Server) -> dict[str, float]:
+    def report(self, server: Server) -> Report:
         widths = [len(server.weights[str(x.bias)]) for x in self._layout.layers[:-1]]
-        return {f"atoms_{i}": float(width) for i, width in enumerate(widths, 1)}
+        return Report({f"atoms_{i}": float(width) for i, width in enumerate(widths, 1)})
+
+    def part_of(self, client: int, server: Server) -> Params:
+        """A client's part of the global network; empty before there is one."""
+        own = own_atoms(server.labels, client, self._widths(client))
+        return {} if own is None else self._layout.part(server.weights, own)
 
     @property
     def _layout(self) -> Layout:

@@ -2,18 +2,21 @@
 
 Paper    "Efficient federated learning via variational dropout", 2018: Algorithm 1 (`share_alpha`)
          and the variant behind its tables, in which log-variances stay on the devices
-         (specification variational_dropout, sections 4 and 5).
-Symbols  theta -> weights   log sigma^2 -> log_variance   M_i -> up.mask   N -> devices
+         (specification variational_dropout, sections 4 and 5). The noise: Molchanov et al.,
+         "Variational Dropout Sparsifies Deep Neural Networks", ICML 2017.
+Symbols  theta -> weights   log sigma^2 -> log_variance   M_i -> up.mask   N -> devices   log T ->
+         log_threshold   kappa -> kl_weight and ramp   N_eff -> bound.examples
 Differs  by default a round is local training: the cohort is sent the posterior where its signal is
          not drowned, trains it for the job's steps and sends back what it changed; the server
          averages by precision. Preset `paper` exchanges gradients at every step of all devices.
          There a device that missed a round is sent the model, and statistics of BatchNorm stay on
-         devices, of which the server has the mean. Choices the paper leaves open are in
-         `gaussian.py`; `local_steps` and `async_staleness` > 0 go beyond it.
+         devices, of which the server has the mean. The paper leaves T, rates, schedules and the
+         weight of the KL term open (sections 2, 3 and 11). Biases and normalisation are plain
+         numbers. `local_steps` and `async_staleness` > 0 go beyond the paper.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
 
@@ -23,12 +26,49 @@ from torch import Tensor
 from fedsieve.core import keys, tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Exact, Examples, Kept, Mask, Params, Sender
-from fedsieve.core.method import Batches, Method, Metrics, register
+from fedsieve.core.method import (
+    EVERYONE,
+    Batch,
+    Batches,
+    Cohort,
+    Method,
+    Metrics,
+    PerClient,
+    Round,
+    Task,
+    register,
+)
 from fedsieve.core.options import in_range
 from fedsieve.inference import variational
 from fedsieve.inference.variational import Posterior
-from fedsieve.methods.gaussian import Bound, GaussianFit, Model
+from fedsieve.optim import local, optimisers
+from fedsieve.optim.local import Trained
+from fedsieve.optim.optimisers import SGD, Adam, Moments, Optimiser
+from fedsieve.optim.schedules import Cosine, Schedule
 from fedsieve.sparsity import masks
+
+
+class Model(NamedTuple):
+    posterior: Posterior
+    moments: tuple[Moments, Moments]  # of the optimisers of weights and log-variances
+
+    def with_weights(self, changed: Params) -> "Model":
+        """The model with some weights or statistics replaced."""
+        weights = self.posterior.weights | changed
+        return self._replace(posterior=self.posterior._replace(weights=weights))
+
+    def afresh(self) -> "Model":
+        """The model with the moments of its weights forgotten."""
+        zeros = {slot: torch.zeros_like(moment) for slot, moment in self.moments[0].items()}
+        return self._replace(moments=(zeros, self.moments[1]))
+
+
+class Bound(NamedTuple):
+    """What the bound depends on besides the posterior."""
+
+    rounds: int  # done so far
+    examples: int  # N_eff, of all devices; 0 while it is not known
+    mask: Mask  # of weights in forward passes; {}: all
 
 
 class Parcel(NamedTuple):
@@ -92,16 +132,34 @@ class Up(NamedTuple):
 
 @register("vardrop")
 @dataclass(frozen=True, kw_only=True)
-class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
-    """One quantity, noise over signal, sparsifies model and traffic."""
+class VarDrop(Method[Server, State, Down, Up]):
+    """Variational dropout: one quantity, noise over signal, sparsifies model and traffic."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
+    task: Task
+    log_threshold: float = 3.0  # log T: a weight with a larger log alpha is masked
+    log_variance: float = -10.0  # at the start
+    log_variance_spread: float = 0.0  # its standard deviation over weights at the start
+    warmup: int | None = None  # rounds of dense training before there is noise; none: a fifth
+    ramp: int | None = None  # rounds after these until the KL term is whole; none: a fifth
+    kl_weight: float = 0.1  # kappa after the ramp; the bound: 1
+    clip_training: bool = False  # masked weights are left out of forward passes in training too
+    lr: float = 1.0  # of weights
+    clip_norm: float | None = 1.0  # largest norm of a gradient of weights
+    variance_lr: float | None = None  # of log-variances in a round; none: 30 by rounds of the run
+    schedule: Schedule = Cosine(floor=0.02)  # of both rates, over rounds
+    optimiser: Optimiser = SGD()  # of weights
+    variance_optimiser: Optimiser = Adam()  # of log-variances
     share_alpha: bool = True  # log-variances are exchanged like weights, not each device's own
     local_steps: int | None = None  # in a round; none: the job's; 1: exchange of gradients
     async_staleness: int = 0  # what a device sends takes up to so many rounds, drawn each time
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for name in ("warmup", "kl_weight", "log_variance_spread"):
+            in_range(f"vardrop: {name}", getattr(self, name) or 0, 0)
+        for name in ("ramp", "lr", "variance_lr", "clip_norm"):
+            if getattr(self, name) is not None:
+                in_range(f"vardrop: {name}", getattr(self, name), 0, above=True)
         in_range("vardrop: local_steps", 1 if self.local_steps is None else self.local_steps, 1)
         in_range("vardrop: async_staleness", self.async_staleness, 0)
 
@@ -122,10 +180,6 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         """Whether devices are sent the whole posterior and keep nothing, as in FedAvg."""
         return self.share_alpha and self.local_steps != 1
 
-    @property
-    def asks_all(self) -> bool:  # type: ignore[override]
-        return not self.is_averaging
-
     def init_server(self, key: Key) -> Server:
         model = self.start(key)
         kept = {n: torch.ones_like(lv, dtype=torch.bool) for n, lv in model.posterior[1].items()}
@@ -139,22 +193,26 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         model = BLANK if self.is_averaging else self.start(key)
         return State(model, NOTHING, 0, client)
 
-    def broadcast(self, server: Server, client: int, key: Key) -> Down:
+    def cohort(self, size: int, done: int) -> Cohort:
+        return super().cohort(size, done) if self.is_averaging else EVERYONE
+
+    def broadcast(self, server: Server, key: Key) -> Down | PerClient[Down]:
         if self.is_averaging:
             weights, variances = self.learned(server.model, server.rounds)
             mask = self.mask(server.model, server.rounds)
             statistics = {n: weights[n] for n in sorted(self.task.buffers)}
             weights = {n: w for n, w in weights.items() if n not in statistics}
             return Down(mask, weights, variances, statistics, server.examples, server.rounds)
-        is_level = server.rounds == 0 or client in server.devices
-        model = {} if is_level else cast("Params", tree.flatten(server.model))
         mask, content = server.parcel
-        return Down(mask, *content, model, server.examples, server.rounds)
+        change = Down(mask, *content, {}, server.examples, server.rounds)
 
-    def echo(self, down: Down, server: Server) -> Server:
-        if self.is_averaging:
-            return server
-        return server._replace(model=self._step(server.model, down))
+        def message(client: int) -> Down:
+            is_level = server.rounds == 0 or client in server.devices
+            if is_level:
+                return change
+            return change._replace(model=cast("Params", tree.flatten(server.model)))
+
+        return PerClient(message)
 
     def client_update(
         self, down: Down, state: State, data: Batches, key: Key
@@ -171,7 +229,10 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         kept = BLANK if self.is_averaging else model
         return up, State(kept, left, arrival, state.device), metrics
 
-    def server_update(self, server: Server, replies: Sequence[Up], key: Key) -> Server:
+    def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
+        replies, model = round.replies, server.model
+        if not self.is_averaging:  # the server moves as its devices did, by what they have read
+            model = self._step(model, round.down(replies[0].device))
         senders = [r for r in replies if r.weights]
         mean = self._mean(server, senders, len(replies))
         # The warm-up has no masks; whoever is late after it counts as one who keeps everything.
@@ -179,7 +240,7 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
         own = {str(r.device): masks.completed(r.mask, server.kept) for r in senders if has_masks}
         sent, heard = masks.votes(list(own.values())), server.heard | own
         votes = masks.votes(list(heard.values())) if self.async_staleness else sent
-        model = server.model.with_weights(tree.weighted_mean((r.statistics, 1) for r in replies))
+        model = model.with_weights(tree.weighted_mean((r.statistics, 1) for r in replies))
         if self.is_averaging:
             model = self._moved(model, mean)
             return server._replace(
@@ -198,7 +259,7 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
             rounds=server.rounds + 1,
         )
 
-    def deploy(self, server: Server, state: State | tuple[()]) -> Params:
+    def model(self, server: Server, state: State | tuple[()]) -> Params:
         if self.is_averaging:
             return masks.apply(server.model.posterior.weights, server.kept)
         (mask, content), done = server.parcel, server.rounds
@@ -278,3 +339,80 @@ class VarDrop(GaussianFit, Method[Server, State, Down, Up]):
             tree.weighted_mean(((r.weights, 1) for r in senders), devices),
             tree.weighted_mean(((r.log_variance, 1) for r in senders), devices),
         )
+
+    def start(self, key: Key) -> Model:
+        at = variational.start(self.task, key, self.log_variance, self.log_variance_spread)
+        return Model(at, self.first_moments(at))
+
+    def first_moments(self, at: Posterior) -> tuple[Moments, Moments]:
+        trainable = {n: w for n, w in at.weights.items() if n not in self.task.buffers}
+        first = optimisers.init_moments(self.optimiser, trainable)
+        return first, optimisers.init_moments(self.variance_optimiser, at.log_variance)
+
+    @property
+    def _optimisers(self) -> tuple[Optimiser, Optimiser]:
+        """Of weights and of log-variances: decay to 0 would make these large."""
+        return self.optimiser, optimisers.undecayed(self.variance_optimiser)
+
+    def mask(self, model: Model, rounds: int) -> Mask:
+        """Where log alpha <= log T; none in the warm-up, in which every weight is kept."""
+        is_early = rounds < (self.warmup or 0)
+        return {} if is_early else variational.kept(model.posterior, self.log_threshold)
+
+    def gradient(
+        self, model: Model, batch: Batch, bound: Bound, key: Key
+    ) -> tuple[Posterior, float]:
+        """Gradients of the bound at one mini-batch, what statistics lost in it, and the bound."""
+        at, fixed = self.learned(model, bound.rounds), self.task.buffers
+        return local.gradient(self._objective(bound), at, batch, key=key, fixed=fixed)
+
+    def train(
+        self, model: Model, batches: Sequence[Batch], bound: Bound, key: Key
+    ) -> Trained[Posterior]:
+        """Steps along the gradients of the bound at one mini-batch after the other."""
+        at = self.learned(model, bound.rounds)
+        return local.train(
+            self._objective(bound),
+            at,
+            batches,
+            (self._optimisers[0], self._optimisers[1] if at.log_variance else None),
+            lr=self._rates(bound.rounds, len(batches)),
+            key=key,
+            fixed=self.task.buffers,
+            clip_norm=(self.clip_norm, None),
+            moments=model.moments,
+        )
+
+    def descend(
+        self, model: Model, grads: Posterior, rounds: int, present: Mask | None = None
+    ) -> Model:
+        """One optimiser step on whatever has a gradient; see `optimisers.update` for `present`."""
+        parts, moments = list(model.posterior), list(model.moments)
+        for i, (mine, lr) in enumerate(zip(grads, self._rates(rounds), strict=True)):
+            if mine:
+                params: Params = {n: parts[i][n] for n in mine}
+                moved, moments[i] = optimisers.update(
+                    self._optimisers[i], params, mine, moments[i], lr, present
+                )
+                parts[i] = parts[i] | moved
+        return Model(Posterior(*parts), (moments[0], moments[1]))
+
+    def _objective(self, bound: Bound) -> Callable[[Posterior, Batch, Key], Tensor]:
+        """L_i of section 3; there is no KL term before it is known over how many examples."""
+        done = bound.rounds - (self.warmup or 0)
+        kappa = self.kl_weight * min(done / (self.ramp or 1), 1.0)
+        scale = kappa / bound.examples if bound.examples else 0.0
+
+        def objective(at: Posterior, batch: Batch, key: Key) -> Tensor:
+            return variational.bound(self.task, at, batch, key, scale, bound.mask)
+
+        return objective
+
+    def learned(self, model: Model, rounds: int) -> Posterior:
+        """What is fitted: in the warm-up weights alone, which then have no noise."""
+        weights, log_variance = model.posterior
+        return Posterior(weights, {} if rounds < (self.warmup or 0) else log_variance)
+
+    def _rates(self, rounds: int, steps: int = 1) -> tuple[float, float]:
+        factor = self.schedule.factor(rounds)
+        return self.lr * factor, (self.variance_lr or 0.01) * factor / steps

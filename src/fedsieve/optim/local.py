@@ -5,7 +5,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
 
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
@@ -13,7 +12,6 @@ from fedsieve.core.method import Batch
 from fedsieve.optim.optimisers import Moments, Stepper, Tensors, init_moments
 
 T = TypeVar("T")
-_ONE = torch.ones(())
 
 
 class Trained(NamedTuple, Generic[T]):
@@ -126,17 +124,8 @@ def gradient(
 
 
 def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
-    """What torch.autograd.grad gives for one scalar loss, without its checks of every argument."""
-    keep_graph = create_graph = False
-    found = _engine_run_backward(
-        (loss,),
-        (_ONE,),
-        keep_graph,
-        create_graph,
-        moving,
-        allow_unreachable=True,
-        accumulate_grad=False,
-    )
+    """The gradient of each tensor; 0 where the loss does not depend on it."""
+    found = torch.autograd.grad(loss, moving, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(moving, found, strict=True)]
 
 

@@ -28,8 +28,8 @@ from fedsieve.robust.updates import MedianNorm, clipped, entries, has_updates
 Estimate: TypeAlias = Callable[[Tensor], Tensor]  # (clients, ...) -> (...)
 
 
-class Round(NamedTuple):
-    """Replies of one round and the broadcasts that they answer."""
+class Replies(NamedTuple):
+    """Of one round, with the broadcasts that they answer."""
 
     ups: Sequence[Any]
     downs: Sequence[Any]
@@ -39,7 +39,7 @@ class Round(NamedTuple):
 class Mean:
     """The method's own mean."""
 
-    def combine(self, replies: Round) -> list[Any]:
+    def combine(self, replies: Replies) -> list[Any]:
         return list(replies.ups)
 
 
@@ -52,7 +52,7 @@ class TrimmedMean:
     def __post_init__(self) -> None:
         in_range("trimmed_mean: trim", self.trim, 0, 0.5, below=True)
 
-    def combine(self, replies: Round) -> list[Any]:
+    def combine(self, replies: Replies) -> list[Any]:
         return _by_entry(replies.ups, lambda n: int(self.trim * n + 1e-9))
 
 
@@ -60,7 +60,7 @@ class TrimmedMean:
 class Median:
     """The median of each entry."""
 
-    def combine(self, replies: Round) -> list[Any]:
+    def combine(self, replies: Replies) -> list[Any]:
         return _by_entry(replies.ups, lambda n: (n - 1) // 2)
 
 
@@ -73,7 +73,7 @@ class GeometricMedian:
     def __post_init__(self) -> None:
         in_range("geometric_median: steps", self.steps, 1)
 
-    def combine(self, replies: Round) -> list[Any]:
+    def combine(self, replies: Replies) -> list[Any]:
         products = _products(replies)
         weights = torch.full((len(products),), 1 / len(products), dtype=torch.float64)
         for _ in range(self.steps):
@@ -106,7 +106,7 @@ class Krum:
         in_range("krum: attackers", self.attackers, 0, 0.5, below=True)
         in_range("krum: keep", 1 if self.keep is None else self.keep, 1)
 
-    def combine(self, replies: Round) -> list[Any]:
+    def combine(self, replies: Replies) -> list[Any]:
         count = len(replies.ups)
         false = int(self.attackers * count + 1e-9)
         nearest = max(count - false - 2, 1)
@@ -127,7 +127,7 @@ class NormClipped:
     def __post_init__(self) -> None:
         in_range("norm_clipped: times", self.times, 0, above=True)
 
-    def combine(self, replies: Round) -> list[Any]:
+    def combine(self, replies: Replies) -> list[Any]:
         return clipped(MedianNorm(self.times), *replies)
 
 
@@ -147,7 +147,7 @@ class Agreement:
         in_range("agreement: least", self.least, 0, 1)
         in_range("agreement: times", self.times, 0, above=True)
 
-    def combine(self, replies: Round) -> list[Any]:
+    def combine(self, replies: Replies) -> list[Any]:
         count = len(replies.ups)
         if count < 3:
             return list(replies.ups)
@@ -278,7 +278,7 @@ def _by_name(trees: list[Params]) -> dict[str, list[Params]]:
     return {name: [own for own in trees if name in own] for name in names}
 
 
-def _products(replies: Round) -> Tensor:
+def _products(replies: Replies) -> Tensor:
     """Inner products of all updates with each other."""
     total = torch.zeros(len(replies.ups), len(replies.ups), dtype=torch.float64)
     for moved in _changes(replies):
@@ -287,13 +287,13 @@ def _products(replies: Round) -> Tensor:
     return total
 
 
-def _distances(replies: Round) -> Tensor:
+def _distances(replies: Replies) -> Tensor:
     products = _products(replies)
     squares = products.diagonal()
     return (squares[:, None] + squares[None, :] - 2 * products).clamp(min=0).sqrt()
 
 
-def _disagreement(replies: Round) -> Tensor:
+def _disagreement(replies: Replies) -> Tensor:
     """Share of entries sent by either of two clients that the other lacks or moves otherwise."""
     count = len(replies.ups)
     agreed, either = (torch.zeros(count, count, dtype=torch.float64) for _ in range(2))
@@ -306,7 +306,7 @@ def _disagreement(replies: Round) -> Tensor:
     return torch.where(either > 0, 1 - agreed / either.clamp(min=1), 0)
 
 
-def _changes(replies: Round, *, sparse: bool = False) -> list[Tensor]:
+def _changes(replies: Replies, *, sparse: bool = False) -> list[Tensor]:
     """Updates of each tensor, stacked; only those under masks if `sparse`."""
     found: dict[tuple[str, str], list[Tensor]] = {}
     for up, down in zip(*replies, strict=True):

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedsieve.core import keys
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Natural, fields
-from fedsieve.core.method import AnyMethod, Batch, Batches, Metrics
+from fedsieve.core.method import AnyMethod, Batch, Batches, Metrics, message_to
 from fedsieve.core.options import in_range
 from fedsieve.robust.updates import entries, moved, scaled
 
@@ -153,9 +153,9 @@ class Replay:
     def reply(self, turn: Turn) -> Done:
         method, seed, client = turn.method, turn.group.seed, turn.client
         init = fold(seed, "init")
-        first = method.broadcast(method.init_server(init), client, fold(seed, "broadcast", 1))
+        sent = method.broadcast(method.init_server(init), fold(seed, "broadcast", 1))
         state, key = method.init_client(client, init), fold(seed, "client", 1, client)
-        old, _, _ = method.client_update(first, state, turn.data, key)
+        old, _, _ = method.client_update(message_to(client, sent), state, turn.data, key)
         return _pretended(turn, old)
 
 

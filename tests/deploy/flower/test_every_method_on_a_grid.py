@@ -42,7 +42,7 @@ def test_three_rounds_with_three_clients_end_in_the_same_bits(name, tmp_path):
     there = played(job, tmp_path)
     assert there.summary.model_hash == here.summary.model_hash
     assert steady(there.rows) == steady(here.rows)  # bytes and accuracies too
-    if here.model is not None and not job.federation.is_pooled:
+    if here.model is not None and not job.partition.is_pooled:
         assert tree.equal(there.model, here.model)
 
 

@@ -28,6 +28,7 @@ class Partition:
         validation: of training examples that are held out of `train`.
         shift: what is added to a client's training inputs, (clients, *input_shape).
         fingerprint: 16 hex digits, equal where all of the above is equal.
+        is_pooled: one client trains on all of `train`; models are scored on the same shards.
     """
 
     train: tuple[Tensor, ...]
@@ -35,6 +36,12 @@ class Partition:
     validation: tuple[Tensor, ...]
     shift: Tensor | None
     fingerprint: str
+    is_pooled: bool = False
+
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """Training examples by the client that trains on them."""
+        return (torch.cat(self.train).sort().values,) if self.is_pooled else self.train
 
 
 class Share(NamedTuple):

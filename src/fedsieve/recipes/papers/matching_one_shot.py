@@ -18,6 +18,7 @@ from torch import Tensor
 from fedsieve.core import tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import Params
+from fedsieve.core.method import Round
 from fedsieve.jobs.api import one_thread
 from fedsieve.jobs.config import make
 from fedsieve.jobs.job import Job, build
@@ -80,8 +81,8 @@ def _rows(job: Job) -> Iterator[tuple[str, dict[str, float]]]:
     counts = torch.stack([reply.classes[CLASSES] for reply in replies])
     yield "ensemble, by class", accuracy(weighted_ensemble(locals_, counts))
     server = pfnm.init_server(key)
-    fused = pfnm.server_update(server, replies, key)
-    atoms = pfnm.figures(fused)
+    fused = pfnm.server_update(server, Round(replies), key)
+    atoms = pfnm.report(fused).figures
     yield "PFNM", accuracy(outputs(fused.weights)) | atoms
     layout = layout_of(pfnm.task.graph, "k-means")
     if len(layout.hidden) == 1:
@@ -94,8 +95,8 @@ def _rows(job: Job) -> Iterator[tuple[str, dict[str, float]]]:
     }
     for eps in EPS:
         gpi = GpiFnm(task=pfnm.task, eps=(eps,), **shared_options)
-        fused = gpi.server_update(server, replies, key)
-        yield f"GPI-FNM, eps {eps}", accuracy(outputs(fused.weights)) | gpi.figures(fused)
+        fused = gpi.server_update(server, Round(replies), key)
+        yield f"GPI-FNM, eps {eps}", accuracy(outputs(fused.weights)) | gpi.report(fused).figures
 
 
 def _train(job: Job, method: Pfnm, start: Params | None) -> list[Up]:

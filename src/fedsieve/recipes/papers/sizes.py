@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedsieve.core.keys import fold
-from fedsieve.core.method import AnyMethod
+from fedsieve.core.method import AnyMethod, message_to
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.methods.fediter_ht import FedIterHT
 from fedsieve.models.task import ModelTask
@@ -85,5 +85,5 @@ def gib(values: int | Decimal) -> Decimal:
 
 def _message_values(method: AnyMethod) -> int:
     """Values in a method's broadcast, by its own paper_bytes."""
-    down = method.broadcast(method.init_server(_KEY), 0, _KEY)
+    down = message_to(0, method.broadcast(method.init_server(_KEY), _KEY))
     return method.paper_bytes(down) // 4
