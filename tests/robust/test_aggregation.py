@@ -120,7 +120,7 @@ def test_a_tensor_that_some_masks_do_not_name_was_sent_whole_by_those(rule):
     ups, downs = sparse([[2.0, None]] * 9 + [[2.0, 0.0]])
     for odd in (0, 9):  # wherever it stands among the others
         mixed = [up._replace(mask={}) if k == odd else up for k, up in enumerate(ups)]
-        combined = rule_of(rule).combine(Round(mixed, downs))
+        combined = rule_of(rule).combine(Replies(mixed, downs))
         assert all(up.weights["w"].tolist() == [2.0, 0.0] for up in combined), odd
 
 
