@@ -30,9 +30,7 @@ def compare_runs(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Compare even if data or partitions differ.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for figures (SVG and PNG); needs matplotlib.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for figures (SVG).")] = None,
     all_: Annotated[
         bool,
         typer.Option("--all", help="Also equal bytes, MACs and rounds, and costs of a score."),

@@ -33,7 +33,7 @@ class Plot:
     """Curves as SVG: the last line of a notebook's cell shows them, `save` writes them."""
 
     def __init__(self, title: str, text: Markup) -> None:
-        self.title, self.svg = title, str(text)
+        self.title, self.svg, self._text = title, str(text), text
 
     def save(self, path: str | Path) -> Path:
         """Write the picture to a file that ends in .svg.
@@ -47,8 +47,8 @@ class Plot:
         target.write_text(self.svg + "\n", encoding="utf-8")
         return target
 
-    def __html__(self) -> str:
-        return self.svg
+    def __html__(self) -> Markup:
+        return self._text
 
     _repr_html_ = __html__
 

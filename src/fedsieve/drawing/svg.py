@@ -36,13 +36,13 @@ class Series(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What an axis measures and how its ticks are written."""
+    """What an axis measures, how its ticks are written, and values it has to reach."""
 
     label: str
     text: Callable[[float], str] = number
     is_log: bool = False
     is_whole: bool = False
-    has_zero: bool = False
+    includes: tuple[float, ...] = ()
 
 
 class Bar(NamedTuple):
@@ -94,8 +94,8 @@ def curves(
     """
     points = [p for s in series for p in s.points]
     across = _scale([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=x.is_log)
-    heights = [p.y for p in points] + [height for s in series for _, height in _band(s)]
-    heights += [0.0] if y.has_zero else []
+    bands = [height for s in series for _, height in _band(s)]
+    heights = [*(p.y for p in points), *bands, *y.includes]
     up = _scale(heights, HEIGHT - BOTTOM, TOP, is_log=y.is_log, is_wide=True)
     lines = [_curve(s, across, up) for s in series]
     kind = "curves" if len(points) <= SEPARATE else "curves dense"

@@ -26,7 +26,7 @@ def draw(groups: Sequence[Group], score: str, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     metric = pareto_metric(groups)
     what = Axis(f"{scope(metric)} {score}")
-    density = Axis("density", has_zero=True)
+    density = Axis("density", includes=(0.0,))
     megabytes = Axis("MB sent, both ways (log)", is_log=True)
     macs = Axis("training MACs, zeros skipped (log)", large, is_log=True)
     rounds = Axis("rounds", is_whole=True)
