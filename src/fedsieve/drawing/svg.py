@@ -241,8 +241,8 @@ def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten, with twos and fives between them where there is room."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1,) if math.log10(high / low) > 3 else (1, 2, 5)
-    found = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
-    return found[:: max(1, math.ceil(len(found) / 6))]
+    values = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
+    return values[:: max(1, math.ceil(len(values) / 6))]
 
 
 def _scale(
