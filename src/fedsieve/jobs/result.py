@@ -123,15 +123,20 @@ def frame(rows: Sequence[Row]) -> Any:
     Raises:
         ConfigError: pandas is not installed.
     """
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError as error:
-        raise ConfigError(f"a frame needs pandas ({error}): pip install pandas.") from error
     fields = [name for name in Row.__struct_fields__ if name != "values"]
     columns = {name: [_number(getattr(row, name)) for row in rows] for name in fields}
     for name in dict.fromkeys(name for row in rows for name in row.values):
         columns[f"values.{name}"] = [_number(row.values.get(name)) for row in rows]
-    return pandas.DataFrame(columns)
+    return data_frame(columns)
+
+
+def data_frame(table: Any) -> Any:
+    """A pandas DataFrame; ConfigError where pandas is not installed."""
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError as error:
+        raise ConfigError(f"a frame needs pandas ({error}): pip install pandas.") from error
+    return pandas.DataFrame(table)
 
 
 def _number(value: float | None) -> float:

@@ -1,15 +1,13 @@
 """Runs as tables: `compare(a, b)` for a notebook, `frame(rows)` for pandas."""
 
-import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsieve.core.errors import ConfigError
 from fedsieve.drawing.plot import Plot
 from fedsieve.drawing.units import size
 from fedsieve.jobs.library import Record, read_run
-from fedsieve.jobs.result import Result, frame, plot_scores
+from fedsieve.jobs.result import Result, data_frame, frame, plot_scores
 from fedsieve.report.answer import percent
 from fedsieve.report.budget import Figure
 from fedsieve.report.compare import Comparison, Group, Line, group
@@ -47,11 +45,7 @@ class Runs:
 
     def to_pandas(self) -> Any:
         """The rows as a pandas DataFrame; ConfigError where pandas is not installed."""
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as error:
-            raise ConfigError(f"a frame needs pandas ({error}): pip install pandas.") from error
-        return pandas.DataFrame(self.rows)
+        return data_frame(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)
