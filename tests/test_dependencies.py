@@ -25,10 +25,7 @@ TEXT = LOCK.read_text()
 # Asked for by name at run time, with an error that says what to install.
 ON_REQUEST = {"IPython", "pandas"}
 # Where an extra may be imported at all; these modules are loaded on demand.
-HOMES = {
-    "flower": ("deploy/",),
-    "report": ("report/curves.py",),
-}
+HOMES = {"flower": ("deploy/",)}
 
 
 def imported(path):

@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from hatchling.builders.wheel import WheelBuilder
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -38,3 +40,12 @@ def test_the_citation_is_of_this_version_and_licence():
 def test_caps_for_flower_are_not_asked_of_everybody():
     plain = [text.split("#")[0] for text in PROJECT["project"]["dependencies"]]
     assert not any("<" in text for text in plain if text.startswith(("typer", "rich", "click")))
+
+
+def test_the_wheel_has_the_files_that_pages_are_made_of():
+    included = WheelBuilder(str(ROOT)).recurse_included_files()
+    shipped = {Path(one.distribution_path) for one in included}
+    report = Path("fedsieve", "report")
+    for folder, names in {"static": ("page.css", "page.js"), "templates": ("page.html",)}.items():
+        there = {report / folder / p.name for p in (ROOT / "src" / report / folder).iterdir()}
+        assert {report / folder / name for name in names} <= there <= shipped

@@ -1,11 +1,13 @@
 """What `import fedsieve` gives: few names, short cards, tables and pictures."""
 
+import dataclasses
 import io
 import subprocess
 import sys
 import types
 import xml.etree.ElementTree as ET
 
+import msgspec
 import pytest
 
 import fedsieve
@@ -56,6 +58,20 @@ def test_a_result_is_a_short_card(runs):
     page = ET.fromstring(fedavg._repr_html_())
     assert len(page.findall(f".//{SVG}circle")) == 2  # a point for each round
     assert {cell.text for cell in page.iter("th")} >= {"rounds", "accuracy", "sent", "hash"}
+
+
+def test_what_a_run_is_called_stays_text_in_a_notebook(runs):
+    name = "<img src=x onerror=alert(1)>{0} & \"'"
+    fedavg, spafl = (
+        dataclasses.replace(
+            run, folder=None, summary=msgspec.structs.replace(run.summary, dataset=name, score=name)
+        )
+        for run in runs
+    )
+    for shown in (fedavg, fedsieve.compare(fedavg, spafl)):
+        page = ET.fromstring(shown._repr_html_())
+        assert name in [cell.text for cell in page.iter("th")]
+        assert list(page.iter("img")) == []
 
 
 def test_a_plot_is_over_megabytes_or_rounds_and_can_be_saved(runs, tmp_path):

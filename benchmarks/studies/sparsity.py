@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import fedsieve
+from fedsieve.drawing.plot import Plot, plot
+from fedsieve.drawing.svg import Axis, Point, Series, tag
 
 SHARED: dict[str, Any] = {
     "method": "fedsparse", "preset": "paper", "model": "conv_small", "clients": 20, "cohort": 10,
@@ -45,27 +47,29 @@ def curves() -> dict[tuple[str, float], list[float]]:
     return found
 
 
-def plot(found: dict[tuple[str, float], list[float]], path: Path) -> None:
-    """One panel for each thing that is varied."""
-    import matplotlib as mpl  # noqa: PLC0415 - only for the plot
+def panel(name: str, lines: dict[float, list[float]]) -> Plot:
+    """Sparsity over rounds, a curve for each value of what is varied."""
+    series, labels = [], {}
+    for i, (value, line) in enumerate(lines.items()):
+        labels[i] = f"{value:g}"
+        told = [(n, 1 - d, f"{value:g}, round {n}: {1 - d:.3f}") for n, d in enumerate(line, 1)]
+        series.append(Series(i, [Point(*point) for point in told]))
+    height = Axis("sparsity", includes=(0.0, 0.6))
+    return plot(series, labels, Axis("round", is_whole=True), height, f"sparsity: {name}")
 
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "fedsieve"
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - after the backend
 
-    panels = list(dict.fromkeys(panel for panel, _ in found))
-    figure, axes = plt.subplots(1, len(panels), figsize=(3 * len(panels), 2.8), sharey=True)
-    for axis, panel in zip(axes, panels, strict=True):
-        for (name, value), line in found.items():
-            if name == panel:
-                axis.plot(range(1, len(line) + 1), [1 - d for d in line], label=f"{value:g}")
-        axis.set_title(panel, fontsize=9)
-        axis.set_xlabel("round")
-        axis.legend(fontsize=8)
-    axes[0].set_ylabel("sparsity")
-    figure.tight_layout()
+def draw(found: dict[tuple[str, float], list[float]], path: Path) -> None:
+    """One panel for each thing that is varied, three in a row."""
+    names = dict.fromkeys(name for name, _ in found)
+    panels = [panel(n, {v: line for (m, v), line in found.items() if m == n}) for n in names]
+    wide, tall = 588, 490
+    placed = [
+        tag("g", one.__html__(), transform=f"translate({i % 3 * wide} {i // 3 * tall})")
+        for i, one in enumerate(panels)
+    ]
+    box = f"0 0 {3 * wide} {-(-len(panels) // 3) * tall}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    path.write_text(tag("svg", *placed, xmlns="http://www.w3.org/2000/svg", viewBox=box) + "\n")
 
 
 def main() -> None:
@@ -79,7 +83,7 @@ def main() -> None:
             for number, share in enumerate(line, 1):
                 writer.writerow([panel, f"{value:g}", number, f"{share:.4f}"])
     for path in plots:
-        plot(found, path)
+        draw(found, path)
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def test_the_version_is_that_of_the_package(cli):
     assert out.startswith(f"fedsieve {tomllib.loads(PROJECT.read_text())['project']['version']},")
 
 
-HEAVY = {"torch", "numpy", "scipy", "sklearn", "matplotlib", "pandas", "flwr"}
+HEAVY = {"torch", "numpy", "scipy", "sklearn", "jinja2", "pandas", "flwr"}
 
 
 def imported_by(*arguments, **environment):

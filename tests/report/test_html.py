@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from markupsafe import escape
 
 import fedsieve
 from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.drawing import svg
-from fedsieve.drawing.html import escape, large, size, tag
+from fedsieve.drawing.units import large, size
 from fedsieve.engine.run_folder import RunFolder
 from fedsieve.jobs.config import make, read_toml
 from fedsieve.jobs.job import split_data
@@ -281,7 +282,7 @@ def test_ticks_are_round():
     assert svg.ticks(0.98, 3.02, is_whole=True) == [1, 2, 3]
     assert svg.log_ticks(0.9, 11) == [1, 2, 5, 10]
     assert (size(332090), large(5119692480), large(999.9e6)) == ("332.1 kB", "5.12 G", "1000 M")
-    assert tag("a", "<", href='"') == '<a href="&quot;">&lt;</a>'
+    assert svg.tag("a", "<", href='"') == '<a href="&#34;">&lt;</a>'
 
 
 def test_wrong_arguments_are_explained(runs, tmp_path):

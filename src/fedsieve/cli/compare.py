@@ -30,9 +30,7 @@ def compare_runs(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Compare even if data or partitions differ.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for figures (SVG and PNG); needs matplotlib.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for figures (SVG).")] = None,
     all_: Annotated[
         bool,
         typer.Option("--all", help="Also equal bytes, MACs and rounds, and costs of a score."),
@@ -58,18 +56,18 @@ def compare_runs(
     from fedsieve.report.curves import draw
 
     records = [read_run(path) for path in runs]
-    found, groups = compare(records, reach, anyway=anyway), group(records)[0]
-    paths = [] if out is None else draw(groups, found.score, out)
+    comparison, groups = compare(records, reach, anyway=anyway), group(records)[0]
+    paths = [] if out is None else draw(groups, comparison.score, out)
     if json:
-        typer.echo(msgspec.json.encode(found).decode())
+        typer.echo(msgspec.json.encode(comparison).decode())
         return
     page = console()
-    _print(page, found, groups)
+    _print(page, comparison, groups)
     if all_ or reach is not None:
-        _print_all(page, found)
+        _print_all(page, comparison)
     else:
         typer.echo("--all: scores at equal bytes, MACs and rounds, and what a score costs")
-    for warning in found.warnings:
+    for warning in comparison.warnings:
         typer.echo(f"warning: {warning}", err=True)
     for path in paths:
         typer.echo(str(path))
@@ -77,8 +75,8 @@ def compare_runs(
 
 def console() -> Console:
     """Standard output; where it is no terminal, lines are as long as they need to be."""
-    found = Console()
-    return found if found.is_terminal else Console(width=max(found.width, 200))
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=max(terminal.width, 200))
 
 
 def narrow(*columns: str) -> Table:
@@ -110,27 +108,27 @@ def plain(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def _print(page: Console, found: "Comparison", groups: "list[Group]") -> None:
+def _print(page: Console, comparison: "Comparison", groups: "list[Group]") -> None:
     from fedsieve.drawing import text
     from fedsieve.report.answer import percent
     from fedsieve.report.curves import against_bytes
 
-    page.print(found.answer, markup=False, highlight=False)
+    page.print(comparison.answer, markup=False, highlight=False)
     series, silent = against_bytes(groups)
     wide = max(min(page.width, 80) - 1, NARROWEST)
-    for drawn in text.curves(series, f"{found.score} over MB sent (log)", wide):
+    for drawn in text.curves(series, f"{comparison.score} over MB sent (log)", wide):
         page.print(Text.assemble(*((m.text, _colour(m.curve)) for m in drawn)), no_wrap=True)
-    with_seeds = any(len(line.seeds) > 1 for line in found.lines)
-    is_short = len(found.base or "") <= 12
-    shares = [f"of {found.base}" if is_short else "share"] if found.base else []
-    columns = [found.score, "density", "MB", *shares, *(["n"] if with_seeds else [])]
+    with_seeds = any(len(line.seeds) > 1 for line in comparison.lines)
+    is_short = len(comparison.base or "") <= 12
+    shares = [f"of {comparison.base}" if is_short else "share"] if comparison.base else []
+    columns = [comparison.score, "density", "MB", *shares, *(["n"] if with_seeds else [])]
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True, min_width=1)
     table.add_column("", overflow="fold", min_width=12)
     for column in columns:
         table.add_column(plain(column), justify="right", no_wrap=True)
-    for number_, line in enumerate(found.lines):
-        label = plain(line.label) + (" *" if line.label in found.pareto else "")
+    for number_, line in enumerate(comparison.lines):
+        label = plain(line.label) + (" *" if line.label in comparison.pareto else "")
         cells = [
             score(line.score) + ("†" if line.is_local else ""),
             score(line.density),
@@ -141,12 +139,12 @@ def _print(page: Console, found: "Comparison", groups: "list[Group]") -> None:
         table.add_row(Text(text.letter(number_), _colour(number_)), label, *cells)
     page.print()
     page.print(table)
-    if len(found.lines) > 1:
+    if len(comparison.lines) > 1:
         page.print(" * no other sends as little and scores as well", highlight=False)
-    if any(line.is_local for line in found.lines):
+    if any(line.is_local for line in comparison.lines):
         page.print(" † no global model: mean over clients of their own models", highlight=False)
     if not is_short:
-        page.print(plain(f" share: of the bytes of {found.base}"), highlight=False)
+        page.print(plain(f" share: of the bytes of {comparison.base}"), highlight=False)
     if silent:
         page.print(plain(f" not in the picture, as nothing is sent: {', '.join(silent)}"))
 
@@ -155,9 +153,9 @@ def _colour(curve: int | None) -> str:
     return "dim" if curve is None else COLOURS[curve % len(COLOURS)]
 
 
-def _print_all(page: Console, found: "Comparison") -> None:
-    table = narrow(f"final {found.score}", "n", "trials", *map(scope, SCORES), "density")
-    for line in found.lines:
+def _print_all(page: Console, comparison: "Comparison") -> None:
+    table = narrow(f"final {comparison.score}", "n", "trials", *map(scope, SCORES), "density")
+    for line in comparison.lines:
         table.add_row(
             plain(line.label),
             str(len(line.seeds)),
@@ -167,24 +165,24 @@ def _print_all(page: Console, found: "Comparison") -> None:
     page.print()
     page.print(table)
     table = narrow("in all", *(axis.title for axis in AXES.values()))
-    for line in found.lines:
+    for line in comparison.lines:
         table.add_row(plain(line.label), *_spent(line.spent))
     page.print()
     page.print(table)
     for axis in AXES:
-        _budgets(page, found, axis)
-    for reached in found.reached:
-        _reached(page, found, reached)
+        _budgets(page, comparison, axis)
+    for reached in comparison.reached:
+        _reached(page, comparison, reached)
 
 
-def _budgets(page: Console, found: "Comparison", axis: str) -> None:
-    cells = [cell for cell in found.budgets if cell.axis == axis]
+def _budgets(page: Console, comparison: "Comparison", axis: str) -> None:
+    cells = [cell for cell in comparison.budgets if cell.axis == axis]
     if not cells:
         return
     title, _, unit = AXES[axis]
     budgets = dict.fromkeys(cell.budget for cell in cells)
     table = narrow(f"equal {title}", "score", *(f"at {b / unit:.4g}" for b in budgets))
-    for line in found.lines:
+    for line in comparison.lines:
         for metric in SCORES:
             values = [c.values[line.label] for c in cells if c.metric == metric]
             if any(values):
@@ -193,10 +191,10 @@ def _budgets(page: Console, found: "Comparison", axis: str) -> None:
     page.print(table)
 
 
-def _reached(page: Console, found: "Comparison", reached: "Reached") -> None:
+def _reached(page: Console, comparison: "Comparison", reached: "Reached") -> None:
     what = f"to reach {scope(reached.metric)} {reached.target:.4f}"
     table = narrow(what, "reached", *(axis.title for axis in AXES.values()))
-    for line in found.lines:
+    for line in comparison.lines:
         spent = reached.spent[line.label]
         count = next((f.n for f in spent.values() if f is not None), 0)
         table.add_row(plain(line.label), f"{count}/{len(line.seeds)}", *_spent(spent))

@@ -266,7 +266,7 @@ def _outcome(jobs: Sequence[Job], folder: Path) -> Outcome:
             msgspec.structs.replace(x, share=None if x.sent_bytes is None else x.sent_bytes / whole)
             for x in lines
         ]
-    found = [
+    known = [
         Candidate(x.about, x.accuracy, x.sent_bytes, x.is_local)
         for x in lines
         if x.state == "finished" and x.accuracy is not None and x.sent_bytes is not None
@@ -274,7 +274,7 @@ def _outcome(jobs: Sequence[Job], folder: Path) -> Outcome:
     report = None
     if kept := [Path(x.folder) for x in lines if x.sent_bytes is not None]:
         report = str(page.write(kept, folder / REPORT))
-    told = answer(found, "FedAvg", "accuracy") if found else "No run was finished."
+    told = answer(known, "FedAvg", "accuracy") if known else "No run was finished."
     return Outcome(told, lines, str(folder), report)
 
 

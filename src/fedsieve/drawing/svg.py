@@ -2,14 +2,21 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fedsieve.drawing.html import Markup, escape, exact, join, number, tag
+import msgspec
+from markupsafe import Markup
+
+from fedsieve.drawing.units import number
 
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 48, 20, 12, 42
 COLOURS, LEVELS = 8, 9
 SEPARATE = 70  # points that can be told apart in a picture; of more, only the chosen one shows
+DOT = Markup(
+    '<circle class="pt" cx="{0}" cy="{1}" r="2.6" data-x="{2.x!r}" data-y="{2.y!r}">'
+    "<title>{2.tip}</title></circle>"
+)
 
 
 class Point(NamedTuple):
@@ -21,19 +28,21 @@ class Point(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A curve; `run` decides its colour and dash."""
+    """A curve; `run` decides its colour and dash, `spread` the half width of a band around it."""
 
     run: int
     points: list[Point]
+    spread: Sequence[float] = ()
 
 
 class Axis(NamedTuple):
-    """What an axis measures and how its ticks are written."""
+    """What an axis measures, how its ticks are written, and values it has to reach."""
 
     label: str
     text: Callable[[float], str] = number
     is_log: bool = False
     is_whole: bool = False
+    includes: tuple[float, ...] = ()
 
 
 class Bar(NamedTuple):
@@ -60,6 +69,22 @@ class Scale(NamedTuple):
         return self.start + (self.end - self.start) * (value - low) / (high - low)
 
 
+def tag(name: str, *children: str, **attributes: object) -> Markup:
+    """An element that escapes what it holds; `class_` and `data_x` become `class` and `data-x`."""
+    written = Markup("").join(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value)
+        for key, value in attributes.items()
+    )
+    inside = Markup("").join(children)
+    shape = Markup("<{0}{1}>{2}</{0}>") if inside else Markup("<{0}{1}/>")
+    return shape.format(name, written, inside)
+
+
+def exact(value: Any) -> str:
+    """A value in full, as JSON, for a data attribute."""
+    return msgspec.json.encode(value).decode()
+
+
 def curves(
     series: Sequence[Series], x: Axis, y: Axis, title: str, size: tuple[int, int] | None = None
 ) -> Markup:
@@ -69,7 +94,9 @@ def curves(
     """
     points = [p for s in series for p in s.points]
     across = _scale([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=x.is_log)
-    up = _scale([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=y.is_log, is_wide=True)
+    bands = [height for s in series for _, height in _band(s)]
+    heights = [*(p.y for p in points), *bands, *y.includes]
+    up = _scale(heights, HEIGHT - BOTTOM, TOP, is_log=y.is_log, is_wide=True)
     lines = [_curve(s, across, up) for s in series]
     kind = "curves" if len(points) <= SEPARATE else "curves dense"
     fixed = {} if size is None else {"width": size[0], "height": size[1]}
@@ -98,7 +125,7 @@ def stacked(bars: Sequence[Bar], text: Callable[[float], str], title: str) -> Ma
     """Horizontal bars of named parts on one scale; a thin mark stands where `mark` is."""
     longest = max(max(sum(v for _, v in bar.parts), bar.mark) for bar in bars) or 1
     across = Scale(0, longest, 8, WIDTH - 8)
-    drawn: list[object] = []
+    drawn: list[str] = []
     for line, bar in enumerate(bars):
         top, passed = 18 + 42 * line, 0.0
         whole = sum(v for _, v in bar.parts)
@@ -195,13 +222,6 @@ def meter(value: float, high: float, run: int) -> Markup:
                preserveAspectRatio="none", aria_hidden="true")  # fmt: skip
 
 
-def swatch(run: int) -> Markup:
-    """The colour and dash of a run."""
-    line = tag("path", class_="line", d="M1 6h34")
-    return tag("svg", line, class_=f"swatch {run_class(run)}", viewBox="0 0 36 12",
-               aria_hidden="true")  # fmt: skip
-
-
 def run_class(run: int) -> str:
     """Class names that give a run its colour and its dash."""
     return f"run c{run % COLOURS} d{(run + run // COLOURS) % COLOURS}"
@@ -221,8 +241,8 @@ def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten, with twos and fives between them where there is room."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1,) if math.log10(high / low) > 3 else (1, 2, 5)
-    found = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
-    return found[:: max(1, math.ceil(len(found) / 6))]
+    values = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
+    return values[:: max(1, math.ceil(len(values) / 6))]
 
 
 def _scale(
@@ -239,14 +259,20 @@ def _scale(
 def _curve(series: Series, across: Scale, up: Scale) -> Markup:
     places = [(across(p.x), up(p.y), p) for p in series.points]
     path = "M" + "L".join(f"{_at(x)} {_at(y)}" for x, y, _ in places)
-    # Written out: these are most of a page.
-    dots = Markup("").join(
-        f'<circle class="pt" cx="{_at(x)}" cy="{_at(y)}" r="2.6" data-x="{p.x!r}" '
-        f'data-y="{p.y!r}"><title>{escape(p.tip)}</title></circle>'
-        for x, y, p in places
-    )
+    dots = Markup("").join(DOT.format(_at(x), _at(y), p) for x, y, p in places)
+    outline = [f"{_at(across(x))} {_at(up(y))}" for x, y in _band(series)]
+    band = tag("path", class_="band", d=f"M{'L'.join(outline)}z") if outline else ""
     line = tag("path", class_="line", d=path)
-    return tag("g", line, Markup(dots), class_=run_class(series.run), data_run=series.run)
+    return tag("g", band, line, dots, class_=run_class(series.run), data_run=series.run)
+
+
+def _band(series: Series) -> list[tuple[float, float]]:
+    """The outline of the band around a curve: along its upper edge, and back along the lower."""
+    if not any(series.spread):
+        return []
+    edges = list(zip(series.points, series.spread, strict=True))
+    upper = [(p.x, p.y + s) for p, s in edges]
+    return upper + [(p.x, p.y - s) for p, s in reversed(edges)]
 
 
 def _axes(across: Scale, up: Scale, x: Axis, y: Axis) -> Markup:
@@ -263,7 +289,7 @@ def _axes(across: Scale, up: Scale, x: Axis, y: Axis) -> Markup:
     marks.append(tag("path", class_="axis", d=f"M{LEFT} {bottom}H{WIDTH - RIGHT}"))
     middle = (LEFT + WIDTH - RIGHT) / 2
     marks.append(tag("text", x.label, x=middle, y=bottom + 35, class_="middle name"))
-    return join(*marks)
+    return Markup("").join(marks)
 
 
 def _ticks(scale: Scale, axis: Axis) -> list[float]:
@@ -273,7 +299,7 @@ def _ticks(scale: Scale, axis: Axis) -> list[float]:
 
 
 def _picture(
-    title: str, *content: object, kind: str, tall: int = HEIGHT, **attributes: object
+    title: str, *content: str, kind: str, tall: int = HEIGHT, **attributes: object
 ) -> Markup:
     return tag("svg", *content, class_=f"picture {kind}", viewBox=f"0 0 {WIDTH} {tall}",
                role="img", aria_label=title, tabindex=0, **attributes)  # fmt: skip

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from markupsafe import Markup
 
 from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.message import Params
-from fedsieve.drawing.html import Markup, duration, size, tag
 from fedsieve.drawing.plot import Plot, plot
 from fedsieve.drawing.svg import Axis, Point, Series
+from fedsieve.drawing.units import duration, size
 from fedsieve.engine.rounds import Checkpoint
 from fedsieve.engine.store import ClientStore, Receipt
 from fedsieve.jobs.config import Config
@@ -28,7 +29,11 @@ from fedsieve.metrics.rows import Row, Summary, totals
 SCORE_NAMES = {"classes": "accuracy", "binary": "accuracy", "labels": "micro-F1", "values": "R2"}
 
 
-CARD = "display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start"
+CARD = Markup(
+    '<div style="display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start">'
+    "<table><caption>{}</caption>{}</table>"
+    '<div style="max-width: 26rem">{}</div></div>'
+)
 ROUND = Axis("round", is_whole=True)
 
 
@@ -49,10 +54,8 @@ class Result:
         return "\n".join([self._title, *(f"  {n:<{width}}  {v}" for n, v in facts.items())])
 
     def _repr_html_(self) -> str:
-        rows = [tag("tr", tag("th", n), tag("td", v)) for n, v in self._facts().items()]
-        table = tag("table", tag("caption", self._title), *rows)
-        picture = tag("div", Markup(self.plot().svg), style="max-width: 26rem")
-        return tag("div", table, picture, style=CARD)
+        rows = [Markup("<tr><th>{}</th><td>{}</td></tr>").format(*f) for f in self._facts().items()]
+        return CARD.format(self._title, Markup("").join(rows), self.plot())
 
     def plot(self, against: Literal["bytes", "rounds"] = "bytes") -> Plot:
         """The score over MB sent both ways on a logarithmic axis, or over rounds.
@@ -120,15 +123,20 @@ def frame(rows: Sequence[Row]) -> Any:
     Raises:
         ConfigError: pandas is not installed.
     """
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError as error:
-        raise ConfigError(f"a frame needs pandas ({error}): pip install pandas.") from error
     fields = [name for name in Row.__struct_fields__ if name != "values"]
     columns = {name: [_number(getattr(row, name)) for row in rows] for name in fields}
     for name in dict.fromkeys(name for row in rows for name in row.values):
         columns[f"values.{name}"] = [_number(row.values.get(name)) for row in rows]
-    return pandas.DataFrame(columns)
+    return data_frame(columns)
+
+
+def data_frame(table: Any) -> Any:
+    """A pandas DataFrame; ConfigError where pandas is not installed."""
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError as error:
+        raise ConfigError(f"a frame needs pandas ({error}): pip install pandas.") from error
+    return pandas.DataFrame(table)
 
 
 def _number(value: float | None) -> float:

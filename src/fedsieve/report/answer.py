@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedsieve.drawing.html import size
+from fedsieve.drawing.units import size
 
 CLOSE = 0.02  # two points of accuracy: a run this near the best one is as good for its price
 

@@ -22,26 +22,26 @@ def warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def _of_run(run: Run) -> list[str]:
-    record, found = run.record, []
+    record, told = run.record, []
     summary, rows = record.summary, record.rows
     if summary.failed:
         asked = summary.failed + sum(row.clients for row in rows)
         rounds = sum(row.failed > 0 for row in rows)
-        found.append(f"{summary.failed} of {asked} replies failed, in {rounds} rounds.")
+        told.append(f"{summary.failed} of {asked} replies failed, in {rounds} rounds.")
     if summary.status != "finished":
-        found.append(f"did not finish: {summary.status}.")
+        told.append(f"did not finish: {summary.status}.")
     if not record.evaluations:
-        found.append("no round was evaluated.")
+        told.append("no round was evaluated.")
     evaluated = {e.round for e in record.evaluations}
     lost = [row.round for row in rows if row.round in evaluated and row.loss is None]
     if lost:
-        found.append(f"the loss was not finite in {len(lost)} rounds, first in round {lost[0]}.")
+        told.append(f"the loss was not finite in {len(lost)} rounds, first in round {lost[0]}.")
     for name in SCORES:
         final, best = getattr(summary, name), getattr(summary, f"best_{name}")
         if final is not None and best is not None and best - final > FALL:
             what = f"{scope(name)} {summary.score}"
-            found.append(f"the final {what} {final:.3f} is well below its best, {best:.3f}.")
-    return found + _density(run) + _ledger(run)
+            told.append(f"the final {what} {final:.3f} is well below its best, {best:.3f}.")
+    return told + _density(run) + _ledger(run)
 
 
 def _density(run: Run) -> list[str]:
@@ -64,16 +64,16 @@ def _ledger(run: Run) -> list[str]:
 
 
 def _between(runs: Sequence[Run]) -> list[str]:
-    found = []
+    told = []
     for field, words in SAME.items():
         values = dict.fromkeys(getattr(run.record.summary, field) for run in runs)
         if len(values) > 1:
             shown = ", ".join(map(str, values))
-            found.append(f"The runs have different {words} ({shown}): not a like-for-like view.")
+            told.append(f"The runs have different {words} ({shown}): not a like-for-like view.")
     if len({run.record.config.score_on for run in runs}) > 1:
-        found.append("Some runs are scored on test data, others on validation data.")
+        told.append("Some runs are scored on test data, others on validation data.")
     versions = [run.record.summary.versions for run in runs]
     changed = sorted({n for v in versions for n in v if v[n] != versions[0].get(n)})
     if changed:
-        found.append(f"The runs were made with different versions of {', '.join(changed)}.")
-    return found
+        told.append(f"The runs were made with different versions of {', '.join(changed)}.")
+    return told

@@ -108,16 +108,16 @@ def compare(
         warnings += differences
     kept = [record for g in groups for record in g.records]
     summary, lines = kept[0].summary, [_line(g) for g in groups]
-    found, base = candidates(groups)
+    known, base = candidates(groups)
     return Comparison(
-        answer=answer(found, base, summary.score),
+        answer=answer(known, base, summary.score),
         base=base,
         dataset=summary.dataset,
         score=summary.score,
         lines=_with_shares(lines, base),
         budgets=_budgets(groups, kept),
         reached=[r for m in SCORES if (r := _reached(groups, kept, m, target)) is not None],
-        pareto=budget.non_dominated({c.label: (c.sent, c.score) for c in found}),
+        pareto=budget.non_dominated({c.label: (c.sent, c.score) for c in known}),
         warnings=warnings + _unequal_tuning(groups),
     )
 
@@ -129,16 +129,16 @@ def group(records: Sequence[Record]) -> tuple[list[Group], list[str]]:
     warnings = [
         f"{r.path}: stopped {r.summary.status}" for r in records if r.summary.status != "finished"
     ]
-    found: dict[str, dict[int, Record]] = {}
+    alike: dict[str, dict[int, Record]] = {}
     for record in records:
         settings = {n: getattr(record.config, n) for n in SETTINGS} | {"seed": 0}
-        same = found.setdefault(run_hash(settings | {"options": record.config.options}), {})
+        same = alike.setdefault(run_hash(settings | {"options": record.config.options}), {})
         if record.config.seed in same:
             other = same[record.config.seed].path
             warnings.append(f"{record.path}: the same run as {other}, counted once")
         else:
             same[record.config.seed] = record
-    members = [list(same.values()) for same in found.values()]
+    members = [list(same.values()) for same in alike.values()]
     names = labels([m[0] for m in members], but=("seed",))
     return [
         Group(name, m, max((t for r in m if (t := trials(r)) is not None), default=None))
@@ -204,13 +204,13 @@ def pareto_points(groups: Sequence[Group], metric: str) -> dict[str, tuple[float
 def candidates(groups: Sequence[Group]) -> tuple[list[Candidate], str | None]:
     """The groups that have a score, and of several the one whose bytes others are a share of."""
     lines = [_line(g) for g in groups]
-    found = [
+    known = [
         Candidate(line.label, line.score.mean, sent.mean, line.is_local)
         for line in lines
         if line.score is not None and (sent := line.spent["bytes"]) is not None
     ]
     which = {g.label: (g.records[0].config.method, g.records[0].config.wire) for g in groups}
-    return found, reference(dict(which), found) if len(groups) > 1 else None
+    return known, reference(dict(which), known) if len(groups) > 1 else None
 
 
 def _with_shares(lines: list[Line], base: str | None) -> list[Line]:
@@ -219,8 +219,8 @@ def _with_shares(lines: list[Line], base: str | None) -> list[Line]:
         return lines
     sent = [line.spent["bytes"] for line in lines]
     return [
-        msgspec.structs.replace(line, share=own.mean / whole.mean if own else None)
-        for line, own in zip(lines, sent, strict=True)
+        msgspec.structs.replace(line, share=part.mean / whole.mean if part else None)
+        for line, part in zip(lines, sent, strict=True)
     ]
 
 
@@ -241,7 +241,7 @@ def _line(g: Group) -> Line:
 
 
 def _budgets(groups: Sequence[Group], records: Sequence[Record]) -> list[AtBudget]:
-    found = []
+    cells = []
     for name, axis in AXES.items():
         whole = budget.common(records, axis)
         for share, part in SHARES.items():
@@ -250,8 +250,8 @@ def _budgets(groups: Sequence[Group], records: Sequence[Record]) -> list[AtBudge
                     g.label: figure(budget.at(r, axis, whole * part, metric) for r in g.records)
                     for g in groups
                 }
-                found.append(AtBudget(name, share, whole * part, metric, values))
-    return found
+                cells.append(AtBudget(name, share, whole * part, metric, values))
+    return cells
 
 
 def _reached(

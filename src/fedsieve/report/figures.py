@@ -195,9 +195,9 @@ def _settings(record: Record) -> dict[str, str]:
 
 
 def _labels(records: list[Record]) -> list[str]:
-    found = labels(records)
-    if len(set(found)) < len(found):
-        found = [f"{x} ({r.path.name})" for x, r in zip(found, records, strict=True)]
-    if len(set(found)) < len(found):
-        found = [f"{label} #{i}" for i, label in enumerate(found, 1)]
-    return found
+    names = labels(records)
+    if len(set(names)) < len(names):
+        names = [f"{x} ({r.path.name})" for x, r in zip(names, records, strict=True)]
+    if len(set(names)) < len(names):
+        names = [f"{label} #{i}" for i, label in enumerate(names, 1)]
+    return names

@@ -1,20 +1,18 @@
 """Runs as tables: `compare(a, b)` for a notebook, `frame(rows)` for pandas."""
 
-import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsieve.core.errors import ConfigError
-from fedsieve.drawing import html
-from fedsieve.drawing.html import Markup, tag
 from fedsieve.drawing.plot import Plot
+from fedsieve.drawing.units import size
 from fedsieve.jobs.library import Record, read_run
-from fedsieve.jobs.result import Result, frame, plot_scores
+from fedsieve.jobs.result import Result, data_frame, frame, plot_scores
 from fedsieve.report.answer import percent
 from fedsieve.report.budget import Figure
 from fedsieve.report.compare import Comparison, Group, Line, group
 from fedsieve.report.compare import compare as compare_records
+from fedsieve.report.markup import render
 
 __all__ = ["Runs", "compare", "frame"]
 
@@ -47,11 +45,7 @@ class Runs:
 
     def to_pandas(self) -> Any:
         """The rows as a pandas DataFrame; ConfigError where pandas is not installed."""
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as error:
-            raise ConfigError(f"a frame needs pandas ({error}): pip install pandas.") from error
-        return pandas.DataFrame(self.rows)
+        return data_frame(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -77,28 +71,24 @@ class Runs:
 
     def _repr_html_(self) -> str:
         head, lines = self._cells()
-        rows = [tag("tr", *(tag("td", cell) for cell in line)) for line in lines]
-        table = tag("table", tag("tr", *(tag("th", cell) for cell in head)), *rows)
-        told = [tag("p", text) for text in self._remarks()]
-        picture = Markup(self.plot().svg)
-        return tag("div", tag("p", tag("b", self.answer)), picture, table, *told)
+        return render("runs.html", answer=self.answer, plot=self.plot(), head=head, lines=lines,
+                      remarks=self._remarks())  # fmt: skip
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        found = self.comparison
-        shares = [f"of {found.base}"] if found.base else []
-        head = ["", found.score, "density", "sent", *shares, "seeds"]
-        lines = [
+        base, score, lines = self.comparison.base, self.comparison.score, self.comparison.lines
+        shares = [f"of {base}"] if base else []
+        head = ["", score, "density", "sent", *shares, "seeds"]
+        return head, [
             [
                 line.label,
                 _shown(line.score) + ("†" if line.is_local else ""),
                 _shown(line.density),
-                html.size(sent.mean) if (sent := line.spent["bytes"]) else "-",
+                size(sent.mean) if (sent := line.spent["bytes"]) else "-",
                 *(["-" if line.share is None else percent(line.share)] if shares else []),
                 str(len(line.seeds)),
             ]
-            for line in found.lines
+            for line in lines
         ]
-        return head, lines
 
     def _remarks(self) -> list[str]:
         local = "† no global model: mean over clients of their own models"

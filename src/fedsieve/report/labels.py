@@ -18,19 +18,19 @@ def labels(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:
     `fedavg wire=int8 error_feedback`. Settings in `but` are not looked at.
     """
     tables = [_flat(record, but) for record in records]
-    found = []
-    for record, own in zip(records, tables, strict=True):
+    names = []
+    for record, settings in zip(records, tables, strict=True):
         method = record.config.method
         rivals = [t for t, r in zip(tables, records, strict=True) if r.config.method == method]
-        telling = [n for n in own if any(rival.get(n) != own[n] for rival in rivals)]
         plain = _defaults(method)
         said = [
-            n if own[n] == "True" else f"{n}={own[n]}"
-            for n in telling
-            if n == "seed" or plain.get(n) != own[n]
+            name if value == "True" else f"{name}={value}"
+            for name, value in settings.items()
+            if any(rival.get(name) != value for rival in rivals)
+            and (name == "seed" or plain.get(name) != value)
         ]
-        found.append(" ".join([method, *said]))
-    return found
+        names.append(" ".join([method, *said]))
+    return names
 
 
 def _flat(record: Record, but: Collection[str]) -> dict[str, str]:
@@ -41,8 +41,8 @@ def _flat(record: Record, but: Collection[str]) -> dict[str, str]:
 
 def _defaults(method: str) -> dict[str, str]:
     options = method_options(method_class(method))
-    own = {n: f.default for n, f in options.items() if f.default is not dataclasses.MISSING}
-    return _spelled({n: getattr(Config(), n) for n in SETTINGS} | own)
+    known = {n: f.default for n, f in options.items() if f.default is not dataclasses.MISSING}
+    return _spelled({n: getattr(Config(), n) for n in SETTINGS} | known)
 
 
 def _spelled(values: dict[str, Any]) -> dict[str, str]:

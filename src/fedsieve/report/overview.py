@@ -2,53 +2,58 @@
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from fedsieve.drawing import html, svg
-from fedsieve.drawing.html import Markup, cell, note, tag
+from fedsieve.drawing import svg, units
 from fedsieve.drawing.svg import Axis, Point, Series
 from fedsieve.report.answer import answer, percent
 from fedsieve.report.compare import candidates, group, mismatches
 from fedsieve.report.figures import Run, running, thinned
-from fedsieve.report.sections import name_of, percent_axis
+from fedsieve.report.markup import Cell, Content, Figure, Note, Table, cell
+from fedsieve.report.sections import percent_axis
 
 UNIT = re.compile(r"(\d) (B|kB|MB|GB|%|points)")
 POINTS = 400  # in the picture, over all runs
 
 
-def overview(runs: Sequence[Run]) -> Markup:
+class Overview(NamedTuple):
     """What most readers come for, on one screen."""
-    side = tag("div", _table(runs), _remarks(runs), class_="side")
-    return tag("section", _answer(runs), tag("div", _curve(runs), side, class_="pair"),
-               id="answer", aria_label="The answer")  # fmt: skip
+
+    answer: str
+    curve: Figure
+    table: Table
+    remarks: Note
 
 
-def _answer(runs: Sequence[Run]) -> Markup:
+def overview(runs: Sequence[Run]) -> Overview:
+    return Overview(_answer(runs), _curve(runs), _table(runs), _remarks(runs))
+
+
+def _answer(runs: Sequence[Run]) -> str:
     groups, _ = group([run.record for run in runs])
     if mismatches(groups):
-        return tag("p", "These runs are not on the same data: no winner is named.", class_="answer")
+        return "These runs are not on the same data: no winner is named."
     kind = runs[0].record.summary.score
-    found, base = candidates(groups)
-    told = answer(found, base, kind, lambda v: html.score(v, kind))
-    return tag("p", UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", told), class_="answer")
+    told = answer(*candidates(groups), kind, lambda v: units.score(v, kind))
+    return UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", told)
 
 
-def _curve(runs: Sequence[Run]) -> Markup:
+def _curve(runs: Sequence[Run]) -> Figure:
     kind = runs[0].record.summary.score
     drawn = [(run, _points(run)) for run in runs]
     sent = [p.x for _, points in drawn for p in points]
     caption = f"{kind[0].upper()}{kind[1:]} over bytes really sent, up and down together"
     if not sent:
-        return tag("figure", tag("figcaption", caption), note("No bytes were sent, or no round "
-                   "was evaluated."))  # fmt: skip
+        return Figure(None, caption, why="No bytes were sent, or no round was evaluated.")
     series = []
     for run, points in drawn:
         shown = points or _level(run, min(sent), max(sent))
         most = min(max(POINTS // len(runs), 24), 160)
         if shown:
             series.append(Series(run.number, thinned(shown, [p.y for p in shown], most)))
-    height = Axis(kind, html.number if kind == "R2" else percent_axis)
+    height = Axis(kind, units.number if kind == "R2" else percent_axis)
     across = Axis("MB sent, both ways (log)", is_log=True)
-    return tag("figure", tag("figcaption", caption), svg.curves(series, across, height, caption))
+    return Figure(svg.curves(series, across, height, caption), caption)
 
 
 def _points(run: Run) -> list[Point]:
@@ -56,8 +61,8 @@ def _points(run: Run) -> list[Point]:
     which = "local " if summary.is_local else ""
     sent = running(run.record, "sent_bytes")
     return [
-        Point(x / 1e6, y, f"{run.label}, round {row.round}: {which}{html.score(y, summary.score)} "
-              f"at {html.size(x)}")
+        Point(x / 1e6, y, f"{run.label}, round {row.round}: {which}{units.score(y, summary.score)} "
+              f"at {units.size(x)}")
         for row, x in zip(run.record.rows, sent, strict=True)
         if (y := getattr(row, summary.score_field)) is not None and x > 0
     ]  # fmt: skip
@@ -69,43 +74,39 @@ def _level(run: Run, low: float, high: float) -> list[Point]:
     value = summary.main_score
     if value is None or low == high:
         return []
-    tip = f"{run.label}, which sends nothing: {html.score(value, summary.score)}"
+    tip = f"{run.label}, which sends nothing: {units.score(value, summary.score)}"
     return [Point(x, value, tip) for x in (low, high)]
 
 
-def _table(runs: Sequence[Run]) -> Markup:
+def _table(runs: Sequence[Run]) -> Table:
     groups, _ = group([run.record for run in runs])
-    found, base = candidates(groups)
-    whole = next((c.sent for c in found if c.label == base), 0)
+    known, base = candidates(groups)
+    whole = next((c.sent for c in known if c.label == base), 0)
     scores = [run.record.summary.main_score for run in runs]
     top = max((s for s in scores if s is not None), default=None)
     least = min(run.record.summary.sent_bytes for run in runs)
     several = len(runs) > 1
-    rows: list[list[object]] = []
+    rows: list[list[Content]] = []
     for run, value in zip(runs, scores, strict=True):
         s, sent = run.record.summary, run.record.summary.sent_bytes
-        mark = tag("sup", "†", title="local") if s.is_local else None
         best = "best" if several and value is not None and value == top else None
         thrifty = "best" if several and sent == least else None
         rows.append([
-            name_of(run),
-            cell(html.join(html.score(value, s.score), mark), value, class_=best),
-            cell(html.size(sent), sent, class_=thrifty),
+            run,
+            cell(units.score(value, s.score), value, best)._replace(is_local=s.is_local),
+            cell(units.size(sent), sent, thrifty),
             *([cell(percent(sent / whole), sent / whole)] if whole else []),
-            cell(html.share(s.density), s.density, class_="wide"),
+            cell(units.share(s.density), s.density, "wide"),
         ])  # fmt: skip
     kind = runs[0].record.summary.score
-    head: list[object] = ["", kind, "sent", *([f"of {base}"] if whole else [])]
-    head.append(tag("th", "density", scope="col", class_="wide"))
-    return html.table(head, rows, "Results", "overview")
+    head = ["", kind, "sent", *([f"of {base}"] if whole else [])]
+    return Table("Results", [*head, Cell("density", {"class": "wide"})], rows, "overview")
 
 
-def _remarks(runs: Sequence[Run]) -> Markup:
-    told = [
-        "Sent: all messages, up and down together. Density: weights that are not 0. ",
-    ]
+def _remarks(runs: Sequence[Run]) -> Note:
+    told = "Sent: all messages, up and down together. Density: weights that are not 0. "
     if len(runs) > 1:
-        told.append("Bold: the best of the runs. ")
+        told += "Bold: the best of the runs. "
     if any(run.record.summary.is_local for run in runs):
-        told.append("† There is no global model: the mean over clients of their own models. ")
-    return note(*told)
+        told += "† There is no global model: the mean over clients of their own models. "
+    return Note(told)

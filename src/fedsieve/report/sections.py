@@ -3,23 +3,21 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedsieve.drawing import html, svg
-from fedsieve.drawing.html import Markup, cell, note, tag
+from fedsieve.drawing import svg, units
 from fedsieve.drawing.svg import Axis, Point, Series
 from fedsieve.jobs.settings import INDIFFERENT
 from fedsieve.metrics.rows import SCORES, SUMMARY, Row, Unit, scope
 from fedsieve.report.figures import Run, differing, running, spread, thinned
+from fedsieve.report.markup import Block, Content, Figure, Grid, Note, Panels, Table, cell
 
 POINTS = 400  # in one picture, over all runs
 COLUMNS = 60  # rounds across a heat map
 ROUND = Axis("round", is_whole=True)
-
-
 TEXT: dict[Unit, Callable[[Any], str]] = {
-    "bytes": html.size,
-    "MACs": html.large,
-    "values": html.large,
-    "s": html.duration,
+    "bytes": units.size,
+    "MACs": units.large,
+    "values": units.large,
+    "s": units.duration,
     "share": "{:.4f}".format,
     "nats": "{:.4f}".format,
 }
@@ -28,150 +26,120 @@ TEXT: dict[Unit, Callable[[Any], str]] = {
 def _text(value: Any, unit: Unit, score: str) -> str:
     """A figure in the way that suits its unit; `score` is what scores are."""
     if value is None or value == {}:
-        return html.MISSING
+        return units.MISSING
     if unit == "score":
-        return html.score(value, score)
+        return units.score(value, score)
     if isinstance(value, dict):
         return ", ".join(f"{name} {number:.4g}" for name, number in value.items())
     return TEXT.get(unit, str)(value)
 
 
-def name_of(run: Run) -> Markup:
-    """A run's label beside its colour and dash."""
-    words = Markup(html.escape(run.label).replace("_", "_<wbr/>"))
-    return tag("span", svg.swatch(run.number), tag("span", words), class_="label")
-
-
-def figure(picture: Markup, caption: object) -> Markup:
-    return tag("figure", tag("figcaption", caption), picture)
-
-
-def summary(runs: Sequence[Run]) -> Markup:
+def summary(runs: Sequence[Run]) -> list[Block]:
     """Every figure of result.json, exact in `data-value`; the best of several runs is marked."""
-    rows: list[list[object]] = []
+    rows: list[list[Content]] = []
     for field, metric in SUMMARY.items():
         values = [getattr(run.record.summary, field) for run in runs]
         known = [v for v in values if v is not None]
         is_judged = metric.better and known and len(set(values)) > 1
         best = (max if metric.better == "higher" else min)(known) if is_judged else None
         cells = [
-            cell(
-                _text(value, metric.unit, run.record.summary.score),
-                value,
-                data_run=run.number,
-                data_field=field,
-                class_="best" if best is not None and value == best else None,
-            )
+            cell(_text(value, metric.unit, run.record.summary.score), value,
+                 "best" if best is not None and value == best else None,
+                 run=run.number, field=field)
             for run, value in zip(runs, values, strict=True)
-        ]
+        ]  # fmt: skip
         rows.append([metric.label, *cells])
-    head: list[object] = ["", *(name_of(run) for run in runs)]
-    told = "Bold: the best of the runs. " if len(runs) > 1 else ""
-    about = note(
-        told, "Global is the score of one model on all test data, local the mean over "
-        "clients of the score on their own. MB = 10⁶ bytes; MACs are those of training.",
-    )  # fmt: skip
-    return html.join(html.table(head, rows, "Final figures", "results"), about)
+    about = Note(
+        f"{'Bold: the best of the runs. ' if len(runs) > 1 else ''}Global is the score of one "
+        "model on all test data, local the mean over clients of the score on their own. "
+        "MB = 10⁶ bytes; MACs are those of training."
+    )
+    return [Table("Final figures", ["", *runs], rows, "results"), about]
 
 
-def differences(runs: Sequence[Run]) -> Markup:
+def differences(runs: Sequence[Run]) -> list[Block]:
     """Settings that all runs have and that set them apart, then what only some methods have."""
     tables = [run.settings for run in runs]
     shared = [n for n in tables[0] if all(n in table for table in tables)]
     apart = [n for n in differing(tables) if n in shared and n != "method" and n not in INDIFFERENT]
-    rows: list[list[object]] = [[n, *(run.settings[n] for run in runs)] for n in apart]
-    head: list[object] = ["", *(name_of(run) for run in runs)]
-    found = [html.table(head, rows, "Settings that differ")] if rows else []
+    rows = [[n, *(run.settings[n] for run in runs)] for n in apart]
+    blocks: list[Block] = [Table("Settings that differ", ["", *runs], rows)] if rows else []
     for run in runs:
-        own = {n: v for n, v in run.settings.items() if n not in shared}
-        if own:
-            lines: list[list[object]] = [[name, value] for name, value in own.items()]
-            found.append(html.table(["option", "value"], lines, f"{run.label}: options of its own"))
-    return html.join(*found) if found else note("All settings are the same.")
+        options = [(n, v) for n, v in run.settings.items() if n not in shared]
+        if options:
+            caption = f"{run.label}: options of its own"
+            blocks.append(Table(caption, ["option", "value"], options))
+    return blocks or [Note("All settings are the same.")]
 
 
-def scores(runs: Sequence[Run]) -> Markup:
+def scores(runs: Sequence[Run]) -> list[Block]:
     """Global and local scores over rounds, bytes and MACs, one of the two shown at a time."""
     known = [
         name for name in SCORES
         if any(getattr(row, name) is not None for run in runs for row in run.record.rows)
     ]  # fmt: skip
     if not known:
-        return note("No round was evaluated.")
-    choices, panels = [], []
-    for name in known:
-        which = scope(name)
-        kind = runs[0].record.summary.score
-        choices.append(
-            tag("button", f"{which} {kind}", type="button", class_="choice", data_show=which,
-                aria_pressed="true" if name == known[0] else "false")
-        )  # fmt: skip
-        panels.append(tag("div", *_score_figures(runs, name), class_="grid", data_panel=which))
-    bar = tag("div", *choices, class_="choices", role="group", aria_label="which score")
-    return html.join(bar if len(known) > 1 else None, *panels)
+        return [Note("No round was evaluated.")]
+    grids = {scope(name): Grid(_score_figures(runs, name)) for name in known}
+    return [Panels(runs[0].record.summary.score, grids)]
 
 
-def density(runs: Sequence[Run]) -> Markup:
+def density(runs: Sequence[Run]) -> list[Block]:
     """Density and loss over rounds."""
     kept = _series(runs, "density", _rounds)
     if not kept:
-        return note("No round was finished.")
-    figures = [figure(svg.curves(kept, ROUND, Axis("density"), "Density over rounds"),
-                      "Density of the model over rounds")]  # fmt: skip
+        return [Note("No round was finished.")]
+    picture = svg.curves(kept, ROUND, Axis("density"), "Density over rounds")
+    figures = [Figure(picture, "Density of the model over rounds")]
     loss = _series(runs, "loss", _rounds)
     if loss:
         picture = svg.curves(loss, ROUND, Axis("loss"), "Test loss over rounds")
-        figures.append(figure(picture, "Test loss over rounds"))
-    return tag("div", *figures, class_="grid")
+        figures.append(Figure(picture, "Test loss over rounds"))
+    return [Grid(figures)]
 
 
-def layers(runs: Sequence[Run]) -> Markup:
+def layers(runs: Sequence[Run]) -> list[Block]:
     """Density of each layer: in the last evaluation, and over rounds."""
     ends = {r.number: r.record.evaluations[-1].layer_density for r in runs if r.record.evaluations}
     names = list(dict.fromkeys(name for end in ends.values() for name in end))
     if not names:
-        return note("No layer densities were kept.")
-    rows: list[list[object]] = []
+        return [Note("No layer densities were kept.")]
+    rows: list[list[Content]] = []
     for name in names:
         cells = [
-            cell(
-                html.join(f"{value:.4f}", svg.meter(value, 1, run.number)), value,
-                data_run=run.number, data_layer=name,
-            ) if value is not None else html.MISSING
+            cell(f"{value:.4f}", value, meter=svg.meter(value, 1, run.number), run=run.number,
+                 layer=name) if value is not None else units.MISSING
             for run in runs for value in [ends.get(run.number, {}).get(name)]
         ]  # fmt: skip
         rows.append([name, *cells])
-    head: list[object] = ["layer", *(name_of(run) for run in runs)]
     is_dense = {
         run.number: all(d == 1 for e in run.record.evaluations for d in e.layer_density.values())
         for run in runs
     }
     strips = [_strip(run) for run in runs if run.number in ends and not is_dense[run.number]]
     dense = ", ".join(run.label for run in runs if run.number in ends and is_dense[run.number])
-    return html.join(
-        html.table(head, rows, "Density by layer, last evaluation", "meters"),
-        tag("div", *strips, class_="grid"),
-        note(f"Every layer is dense in every round: {dense}.") if dense else None,
-    )
+    table = Table("Density by layer, last evaluation", ["layer", *runs], rows, "meters")
+    note = Note(f"Every layer is dense in every round: {dense}.")
+    return [table, Grid(strips), *([note] if dense else [])]
 
 
-def _strip(run: Run) -> Markup:
+def _strip(run: Run) -> Figure:
     seen = spread(run.record.evaluations, COLUMNS)
     names, rounds = list(seen[-1].layer_density), [str(e.round) for e in seen]
     values = [[round(e.layer_density.get(n, 0.0), 4) for e in seen] for n in names]
-    caption = html.join(name_of(run), ": density of each layer over rounds")
     title = f"{run.label}: density of {len(names)} layers over {len(rounds)} rounds"
-    return figure(svg.heat_map(names, rounds, values, title, ("", "round", "density")), caption)
+    picture = svg.heat_map(names, rounds, values, title, ("", "round", "density"))
+    return Figure(picture, ": density of each layer over rounds", run)
 
 
-def _score_figures(runs: Sequence[Run], name: str) -> list[Markup]:
+def _score_figures(runs: Sequence[Run], name: str) -> list[Figure]:
     kind = runs[0].record.summary.score
     what = f"{scope(name)} {kind}"
-    height = Axis(what, html.number if kind == "R2" else percent_axis)
+    height = Axis(what, units.number if kind == "R2" else percent_axis)
     axes: tuple[tuple[Axis, Callable[[Run], list[float]], str], ...] = (
         (ROUND, _rounds, "over rounds"),
         (Axis("sent both ways, MB (log)", is_log=True), _megabytes, "against bytes sent"),
-        (Axis("MACs, zeros skipped (log)", html.large, is_log=True), _macs, "against computation"),
+        (Axis("MACs, zeros skipped (log)", units.large, is_log=True), _macs, "against computation"),
     )
     figures = []
     for axis, places, words in axes:
@@ -180,7 +148,7 @@ def _score_figures(runs: Sequence[Run], name: str) -> list[Markup]:
         absent = [r.label for r in runs if r.number not in {s.run for s in drawn}]
         why = f" (not drawn: {', '.join(absent)})" if absent else ""
         if drawn:
-            figures.append(figure(svg.curves(drawn, axis, height, caption), caption + why))
+            figures.append(Figure(svg.curves(drawn, axis, height, caption), caption + why))
     return figures
 
 
@@ -191,7 +159,7 @@ def _series(
     *,
     is_positive: bool = False,
 ) -> list[Series]:
-    most, found = min(max(POINTS // len(runs), 24), 160), []
+    most, series = min(max(POINTS // len(runs), 24), 160), []
     for run in runs:
         points = [
             Point(x, y, _tip(run, row, name, y, x if is_positive else None, places))
@@ -199,19 +167,19 @@ def _series(
             if (y := getattr(row, name)) is not None and (x > 0 or not is_positive)
         ]
         if points:
-            found.append(Series(run.number, thinned(points, [p.y for p in points], most)))
-    return found
+            series.append(Series(run.number, thinned(points, [p.y for p in points], most)))
+    return series
 
 
 def _tip(
     run: Run, row: Row, name: str, y: float, x: float | None, places: Callable[..., Any]
 ) -> str:
     is_score = name.endswith("accuracy")
-    value = html.score(y, run.record.summary.score) if is_score else f"{y:.4f}"
+    value = units.score(y, run.record.summary.score) if is_score else f"{y:.4f}"
     text = f"{run.label}, round {row.round}: {value}"
     if x is None:
         return text
-    return f"{text} at {f'{x:.4g} MB' if places is _megabytes else f'{html.large(x)}MACs'}"
+    return f"{text} at {f'{x:.4g} MB' if places is _megabytes else f'{units.large(x)}MACs'}"
 
 
 def _rounds(run: Run) -> list[float]:
