@@ -17,7 +17,7 @@ from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Dense, Kept, Params
 from fedsieve.core.method import Batches, Method, Metrics, Round, Task, register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Optimiser
 from fedsieve.sparsity import masks
@@ -47,9 +47,9 @@ class FedTopK(Method[Server, State, Down, Up]):
     """Top-k changes with error feedback."""
 
     task: Task
-    share: float = 0.05  # k over the number of maskable weights
-    lr: float = 0.1  # client learning rate
-    optimiser: Optimiser = SGD()  # of the client; fresh in every round
+    share: float = option(0.05, "k over the number of maskable weights")
+    lr: float = option(0.1, "client learning rate")
+    optimiser: Optimiser = option(SGD(), "of the client; fresh in every round")
 
     def __post_init__(self) -> None:
         in_range("fed_topk: share", self.share, 0, 1, above=True)

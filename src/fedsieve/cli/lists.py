@@ -28,12 +28,13 @@ def methods(
     console = Console()
     if name is None:
         table = Table("method", "what it does", box=None)
-        for known, about in names.methods().items():
-            table.add_row(known, about)
+        for known, words in names.methods().items():
+            table.add_row(known, words)
         console.print(table)
         return
     from fedsieve.core.method import method_class
-    from fedsieve.jobs.config import field_notes, method_options
+    from fedsieve.core.options import about
+    from fedsieve.jobs.config import method_options
 
     cls = method_class(name)
     module = inspect.getmodule(cls)
@@ -42,9 +43,9 @@ def methods(
     table.add_column("option", no_wrap=True)
     for head in ("default", "what it is", "allowed"):
         table.add_column(head, overflow="fold")
-    notes, hints = field_notes(cls), get_type_hints(cls)
+    hints = get_type_hints(cls)
     for option, field in method_options(cls).items():
-        shown = (option, str(_default(field)), notes.get(option, ""), describe(hints[option]))
+        shown = (option, str(_default(field)), about(field), describe(hints[option]))
         table.add_row(*(text.replace("[", r"\[") for text in shown))
     console.print()
     console.print(table)

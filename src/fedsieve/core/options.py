@@ -22,6 +22,21 @@ _LARGEST = sys.float_info.max
 _UNREADABLE = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
 
 
+def option(default: T, about: str) -> T:
+    """A field of a dataclass with its default and its help text.
+
+    ```python
+    lr: float = option(0.1, "client learning rate")
+    ```
+    """
+    return dataclasses.field(default=default, metadata={"about": about})
+
+
+def about(field: dataclasses.Field[Any]) -> str:
+    """The help text of a field that `option` made; empty for others."""
+    return str(field.metadata.get("about", ""))
+
+
 def name_of(cls: type) -> str:
     """The spelled name of an option class: its own in snake case."""
     return snake_case(cls.__name__)

@@ -5,9 +5,6 @@ that a run folder's `config.toml` runs again as it is.
 """
 
 import dataclasses
-import inspect
-import io
-import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -105,15 +102,3 @@ def to_toml(config: Config) -> str:
 def method_options(cls: type[AnyMethod]) -> dict[str, dataclasses.Field[Any]]:
     """The hyper-parameters of a method class, in order."""
     return {f.name: f for f in dataclasses.fields(cls) if f.name != "task"}  # type: ignore[arg-type]
-
-
-def field_notes(cls: type) -> dict[str, str]:
-    """What each field of a dataclass is for: the comment behind it, base classes included."""
-    notes: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        for line in io.StringIO(inspect.getsource(base)):
-            if match := re.match(r"    (\w+): .*?  # (.*)", line):
-                notes[match[1]] = match[2].strip()
-    return notes

@@ -18,7 +18,7 @@ from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Round, Task
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.inference.priors import PointPrior, Prior
 from fedsieve.methods.fedavg import PAPER, Down, Memory, Own, Up
 from fedsieve.optim import local
@@ -57,12 +57,16 @@ class HardEM:
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     task: Task
-    lr: float = 1.0  # client learning rate
-    clip_norm: float | None = 1.0  # largest norm of a gradient of weights; the papers: none
-    schedule: Schedule = Cosine(floor=0.02)  # of the client learning rate, over rounds
-    optimiser: Optimiser = SGD()  # of the client; fresh in every round
-    weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
-    personal: bool = False  # clients keep their last local model, and local accuracy is that one's
+    lr: float = option(1.0, "client learning rate")
+    clip_norm: float | None = option(1.0, "largest norm of a gradient of weights; the papers: none")
+    schedule: Schedule = option(Cosine(floor=0.02), "of the client learning rate, over rounds")
+    optimiser: Optimiser = option(SGD(), "of the client; fresh in every round")
+    weighting: Literal["samples", "uniform"] = option(
+        "samples", "clients count by examples or equally"
+    )
+    personal: bool = option(
+        False, "clients keep their last local model, and local accuracy is that one's"
+    )
 
     def __post_init__(self) -> None:
         in_range("lr", self.lr, 0, above=True)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.methods.fedavg import PAPER, FedAvg, Memory, Server
 from fedsieve.sparsity import masks
 from fedsieve.sparsity.units import Weights, budget
@@ -23,8 +23,8 @@ class FedAvgPrune(FedAvg):
     """Dense federated averaging, of which the m largest weights are deployed."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER | {"target_density": 0.1}}
-    target_density: float = 0.4  # rho: share of what is pruned that is deployed
-    units: Weights = Weights(biases=False)  # what is pruned: weights, or their biases too
+    target_density: float = option(0.4, "rho: share of what is pruned that is deployed")
+    units: Weights = option(Weights(biases=False), "what is pruned: weights, or their biases too")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,7 +23,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Examples, Mask, Params
 from fedsieve.core.method import Batches, Method, Metrics, PerClient, Round, register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.methods.em import HardEM, objective
 from fedsieve.methods.fedavg import PAPER, Memory, Own
 from fedsieve.optim import local
@@ -79,11 +79,13 @@ class FedDrop(HardEM, Method[Server, Memory, Down, Up]):
             "weighting": "uniform",
         }
     }
-    conv_drop: float = 0.0  # share of a convolution's filters that a submodel lacks
-    fc_drop: float = 0.1  # share of a linear layer's units that a submodel lacks
-    server_optimiser: Optimiser = SGD()  # of the server's step along the mean difference
-    server_lr: float = 1.0  # its learning rate
-    weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
+    conv_drop: float = option(0.0, "share of a convolution's filters that a submodel lacks")
+    fc_drop: float = option(0.1, "share of a linear layer's units that a submodel lacks")
+    server_optimiser: Optimiser = option(SGD(), "of the server's step along the mean difference")
+    server_lr: float = option(1.0, "its learning rate")
+    weighting: Literal["samples", "uniform"] = option(
+        "samples", "clients count by examples or equally"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

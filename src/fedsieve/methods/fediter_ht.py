@@ -22,7 +22,7 @@ from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params
 from fedsieve.core.method import Batches, Method, Metrics, Round, Task, register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Optimiser
 from fedsieve.optim.schedules import Cosine, Schedule, gradual, ramp_in_run
@@ -64,15 +64,23 @@ class FedIterHT(Method[Server, tuple[()], Down, Up]):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     task: Task
     thresholds_steps: ClassVar[bool] = True  # after every local step, not only after the average
-    target_density: float = 0.15  # rho: share of what is thresholded that is kept
-    units: Weights = Weights(biases=False)  # what is thresholded: weights, or their biases too
-    start: Literal["init", "level", "zero"] = "init"  # the largest of all, of every layer, or all 0
-    ramp: int | None = None  # rounds until density has fallen from 1; none: 9/10 of all; paper: 0
-    lr: float = 1.0  # client learning rate
-    schedule: Schedule = Cosine(floor=0.02)  # of the client learning rate, over rounds
-    optimiser: Optimiser = SGD()  # of the client; fresh in every round
-    clip_norm: float | None = 1.0  # largest norm of a gradient; the paper: none
-    weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
+    target_density: float = option(0.15, "rho: share of what is thresholded that is kept")
+    units: Weights = option(
+        Weights(biases=False), "what is thresholded: weights, or their biases too"
+    )
+    start: Literal["init", "level", "zero"] = option(
+        "init", "the largest of all, of every layer, or all 0"
+    )
+    ramp: int | None = option(
+        None, "rounds until density has fallen from 1; none: 9/10 of all; paper: 0"
+    )
+    lr: float = option(1.0, "client learning rate")
+    schedule: Schedule = option(Cosine(floor=0.02), "of the client learning rate, over rounds")
+    optimiser: Optimiser = option(SGD(), "of the client; fresh in every round")
+    clip_norm: float | None = option(1.0, "largest norm of a gradient; the paper: none")
+    weighting: Literal["samples", "uniform"] = option(
+        "samples", "clients count by examples or equally"
+    )
 
     def __post_init__(self) -> None:
         in_range("target_density", self.target_density, 0, 1, above=True)
@@ -146,4 +154,4 @@ class FedHT(FedIterHT):
     """Top-m weights after every average alone; clients train and send dense models."""
 
     thresholds_steps: ClassVar[bool] = False
-    target_density: float = 0.4  # rho: share of what is thresholded that is kept
+    target_density: float = option(0.4, "rho: share of what is thresholded that is kept")

@@ -9,7 +9,7 @@ Differs  the client's L1 tie is descended by its subgradient (0 where phi = W).
 from dataclasses import dataclass
 
 from fedsieve.core.method import register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.inference.priors import Laplace
 from fedsieve.methods.em import PointEM
 
@@ -19,7 +19,7 @@ from fedsieve.methods.em import PointEM
 class FedMedian(PointEM):
     """Coordinate-wise weighted median of local models, which may be tied by L1."""
 
-    tie: float = 0.0  # 1/b: weight of |w - w_server|_1 beside the mean loss
+    tie: float = option(0.0, "1/b: weight of |w - w_server|_1 beside the mean loss")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Exact, Params
 from fedsieve.core.method import Batches, Method, Metrics, Round, register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.inference.priors import Components, Mixture
 from fedsieve.methods.em import HardEM, objective
 from fedsieve.methods.fedavg import Up
@@ -50,11 +50,17 @@ class FedMix(HardEM, Method[Server, State, Down, Up]):
     """Clusters of clients as components of a mixture prior."""
 
     same_entries = False  # clients gather around different centres
-    components: int = 2  # K
-    precision: float = 1.0  # lam: -log p is per summed loss, so it counts lam / n_k beside the mean
-    pseudo_count: float = 1.0  # clients added to each component when shares are estimated
-    weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
-    personal: bool = True  # local accuracy is that of the component a client last started from
+    components: int = option(2, "K")
+    precision: float = option(
+        1.0, "lam: -log p is per summed loss, so it counts lam / n_k beside the mean"
+    )
+    pseudo_count: float = option(1.0, "clients added to each component when shares are estimated")
+    weighting: Literal["samples", "uniform"] = option(
+        "uniform", "clients count by examples or equally"
+    )
+    personal: bool = option(
+        True, "local accuracy is that of the component a client last started from"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from fedsieve.core.keys import Key
 from fedsieve.core.message import Params
 from fedsieve.core.method import register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.inference.priors import Gaussian
 from fedsieve.methods.em import PointEM, Server
 from fedsieve.methods.fedavg import PAPER
@@ -29,9 +29,11 @@ class FedOpt(PointEM):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": PAPER | {"server_optimiser": "adam"}
     }
-    server_optimiser: Optimiser = Adam(beta1=0.5)  # sgd(momentum=0.9), adagrad, yogi or adamax
-    server_lr: float = 0.01  # eta
-    proximal: float = 0.0  # tie of the clients, as in fedprox
+    server_optimiser: Optimiser = option(
+        Adam(beta1=0.5), "sgd(momentum=0.9), adagrad, yogi or adamax"
+    )
+    server_lr: float = option(0.01, "eta")
+    proximal: float = option(0.0, "tie of the clients, as in fedprox")
 
     def __post_init__(self) -> None:
         super().__post_init__()

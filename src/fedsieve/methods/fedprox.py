@@ -8,7 +8,7 @@ Differs  replies are weighted by example count; the paper samples clients by it 
 from dataclasses import dataclass
 
 from fedsieve.core.method import register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.inference.priors import Gaussian
 from fedsieve.methods.em import PointEM
 
@@ -18,7 +18,7 @@ from fedsieve.methods.em import PointEM
 class FedProx(PointEM):
     """Federated averaging with a proximal term."""
 
-    proximal: float = 0.01  # mu: weight of |w - w_server|^2 / 2 beside the mean loss
+    proximal: float = option(0.01, "mu: weight of |w - w_server|^2 / 2 beside the mean loss")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,7 +24,7 @@ from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params
 from fedsieve.core.method import Batches, Method, Metrics, Round, register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.inference.spike_and_slab import Drawn, Gated, Slab, SpikeAndSlab, inverse_softplus
 from fedsieve.methods.em import HardEM, objective
 from fedsieve.methods.fedavg import Memory, Own
@@ -73,24 +73,34 @@ class FedSparse(HardEM, Method[Server, Memory, Down, Up]):
     """Federated averaging with gates over filters and features; sparse in both directions."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
-    target_density: float | None = 0.7  # share of gated weights left; none: as the prior has it
-    ramp: int | None = None  # rounds until it has come to that; none: 2/3 of all
-    gate_cost: float = 5e-6  # lambda_0, of one open weight; the paper: 5e-7, 5e-6, 5e-5
-    cross_entropy: float = 1e-4  # weight of the tie of a client's gates to the server's
-    proximal: float = 0.0  # lambda: tie of a client's open weights to the server's
-    groups: Literal["features", "units", "weights"] = "features"  # of linear layers; see docs
-    ungated: tuple[str, ...] = ()  # weights without gates, such as fc.weight
-    theta: Literal["thresholds", "free"] = "thresholds"  # free: M-step in closed form
-    location: Literal["logit", "shifted"] = "logit"  # of gates in training; shifted: P(z > 0) = pi
-    temperature: float = 1e-3  # T
-    theta_start: float = 0.99  # theta of all groups at the start
-    prune_below: float = 0.1  # eps: a group with a smaller theta is pruned for good
-    threshold_lr: float = 1e-3  # client rate of v at 10 local steps; at n times sqrt(10 / n)
-    threshold_optimiser: Optimiser = Adamax()  # of v on clients and server
-    server_optimiser: Optimiser = SGD()  # of w
-    server_lr: float = 1.0  # of w on the server
-    server_threshold_lr: float = 1e-2  # of v on the server
-    weighting: Literal["samples", "uniform"] = "samples"  # clients count by examples or equally
+    target_density: float | None = option(
+        0.7, "share of gated weights left; none: as the prior has it"
+    )
+    ramp: int | None = option(None, "rounds until it has come to that; none: 2/3 of all")
+    gate_cost: float = option(5e-6, "lambda_0, of one open weight; the paper: 5e-7, 5e-6, 5e-5")
+    cross_entropy: float = option(1e-4, "weight of the tie of a client's gates to the server's")
+    proximal: float = option(0.0, "lambda: tie of a client's open weights to the server's")
+    groups: Literal["features", "units", "weights"] = option(
+        "features", "of linear layers; see docs"
+    )
+    ungated: tuple[str, ...] = option((), "weights without gates, such as fc.weight")
+    theta: Literal["thresholds", "free"] = option("thresholds", "free: M-step in closed form")
+    location: Literal["logit", "shifted"] = option(
+        "logit", "of gates in training; shifted: P(z > 0) = pi"
+    )
+    temperature: float = option(1e-3, "T")
+    theta_start: float = option(0.99, "theta of all groups at the start")
+    prune_below: float = option(0.1, "eps: a group with a smaller theta is pruned for good")
+    threshold_lr: float = option(
+        1e-3, "client rate of v at 10 local steps; at n times sqrt(10 / n)"
+    )
+    threshold_optimiser: Optimiser = option(Adamax(), "of v on clients and server")
+    server_optimiser: Optimiser = option(SGD(), "of w")
+    server_lr: float = option(1.0, "of w on the server")
+    server_threshold_lr: float = option(1e-2, "of v on the server")
+    weighting: Literal["samples", "uniform"] = option(
+        "samples", "clients count by examples or equally"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,7 +35,7 @@ from fedsieve.core.method import (
     Task,
     register,
 )
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, ascend
 from fedsieve.optim.schedules import Cosine, Schedule, gradual, ramp_in_run
@@ -89,21 +89,29 @@ class GatedWeights:
     """What FLoPS and FLoPS-PA share: options and formulas of sections 2 to 4."""
 
     task: Task
-    target_density: float = 0.15  # rho: share of gated weights kept
-    ramp: int | None = None  # rounds until density has fallen from 1; none: 9/10 of all; paper: 0
-    units: Units = Weights(biases=False)  # what a gate opens: weights, or channels that can be cut
-    gate: HardConcrete = HardConcrete(beta=0.66)  # temperature and stretch
-    start_open: float = 0.5  # initial gates have logit log(start_open / (1 - start_open))
-    logit_limit: float = 10.0  # L: gate logits stay in [-L, L]
-    test_gate: Literal["median", "untempered"] = "median"  # gates of the model that is deployed
-    scaling: Literal["additive", "multiplicative"] = "additive"  # of logits; the paper: the latter
-    scale_rate: float = 1.0  # r: by how much scaling raises the logits of kept gates
-    closing: float = 0.0  # share of r by which it lowers the others; 1 in the paper
-    lr: float = 1.0  # eta_w, of weights
-    clip_norm: float | None = 1.0  # largest allowed norm of the gradient of weights
-    schedule: Schedule = Cosine(floor=0.02)  # of both learning rates, over rounds
-    gate_lr: float = 0.05  # eta_a, of gate logits
-    dual_lr: float = 1.0  # eta_lambda, of the dual of density
+    target_density: float = option(0.15, "rho: share of gated weights kept")
+    ramp: int | None = option(
+        None, "rounds until density has fallen from 1; none: 9/10 of all; paper: 0"
+    )
+    units: Units = option(
+        Weights(biases=False), "what a gate opens: weights, or channels that can be cut"
+    )
+    gate: HardConcrete = option(HardConcrete(beta=0.66), "temperature and stretch")
+    start_open: float = option(0.5, "initial gates have logit log(start_open / (1 - start_open))")
+    logit_limit: float = option(10.0, "L: gate logits stay in [-L, L]")
+    test_gate: Literal["median", "untempered"] = option(
+        "median", "gates of the model that is deployed"
+    )
+    scaling: Literal["additive", "multiplicative"] = option(
+        "additive", "of logits; the paper: the latter"
+    )
+    scale_rate: float = option(1.0, "r: by how much scaling raises the logits of kept gates")
+    closing: float = option(0.0, "share of r by which it lowers the others; 1 in the paper")
+    lr: float = option(1.0, "eta_w, of weights")
+    clip_norm: float | None = option(1.0, "largest allowed norm of the gradient of weights")
+    schedule: Schedule = option(Cosine(floor=0.02), "of both learning rates, over rounds")
+    gate_lr: float = option(0.05, "eta_a, of gate logits")
+    dual_lr: float = option(1.0, "eta_lambda, of the dual of density")
 
     def __post_init__(self) -> None:
         in_range("target_density", self.target_density, 0, 1, above=True)
@@ -201,14 +209,20 @@ class Flops(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """Gated weights by averaging gradients; exactly m weights are deployed."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
-    ramp: int | None = None  # rounds until density has fallen from 1; none: 2/3 of all; paper: 0
-    start_open: float = 0.99  # initial gates have logit log(start_open / (1 - start_open))
-    stepwise: bool = False  # a round is one step, as in the paper; else the job's local steps
-    hold: int = 1  # rounds with one cohort; the paper: n(B)
-    scale_from: int = 1  # the cohort after which gate logits are first scaled
-    scale_rate: float = 1.0  # r: by how much scaling raises the logits of kept gates
-    closing: float = 1.0  # share of r by which it lowers the others; 1 in the paper
-    weighting: Literal["samples", "uniform"] = "uniform"  # clients count by examples or equally
+    ramp: int | None = option(
+        None, "rounds until density has fallen from 1; none: 2/3 of all; paper: 0"
+    )
+    start_open: float = option(0.99, "initial gates have logit log(start_open / (1 - start_open))")
+    stepwise: bool = option(
+        False, "a round is one step, as in the paper; else the job's local steps"
+    )
+    hold: int = option(1, "rounds with one cohort; the paper: n(B)")
+    scale_from: int = option(1, "the cohort after which gate logits are first scaled")
+    scale_rate: float = option(1.0, "r: by how much scaling raises the logits of kept gates")
+    closing: float = option(1.0, "share of r by which it lowers the others; 1 in the paper")
+    weighting: Literal["samples", "uniform"] = option(
+        "uniform", "clients count by examples or equally"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

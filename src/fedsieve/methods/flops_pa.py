@@ -26,7 +26,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bits, Count, Examples, Kept, Mask, Params, Scalar
 from fedsieve.core.method import Batch, Batches, Load, Method, Metrics, Round, register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.methods.flops import GatedWeights
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, DualAscent, Optimiser
@@ -97,12 +97,18 @@ class FlopsPA(GatedWeights, Method[Server, tuple[()], Down, Up]):
     """Gated weights by averaging parameters; m weights and their gates travel both ways."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
-    target_density: float = 0.25  # rho: share of gated weights kept
-    target_bytes: int | None = None  # of a client's two messages, a round; replaces target_density
-    inverse: Literal["stretched", "plain"] = "stretched"  # gates to logits; the paper: plain
-    open_logit: float | None = 6.0  # of a gate that is 1; none: that of the inverse, P(z = 1) = 1/2
-    optimiser: Optimiser = SGD()  # of weights; fresh in every round
-    weighting: Literal["samples", "uniform"] = "samples"  # p_k: by examples or equally
+    target_density: float = option(0.25, "rho: share of gated weights kept")
+    target_bytes: int | None = option(
+        None, "of a client's two messages, a round; replaces target_density"
+    )
+    inverse: Literal["stretched", "plain"] = option(
+        "stretched", "gates to logits; the paper: plain"
+    )
+    open_logit: float | None = option(
+        6.0, "of a gate that is 1; none: that of the inverse, P(z = 1) = 1/2"
+    )
+    optimiser: Optimiser = option(SGD(), "of weights; fresh in every round")
+    weighting: Literal["samples", "uniform"] = option("samples", "p_k: by examples or equally")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,6 +10,7 @@ Differs  the increments of the divergence are exact for unequal precisions, wher
 from dataclasses import dataclass, replace
 
 from fedsieve.core.method import register
+from fedsieve.core.options import option
 from fedsieve.matching import Settings
 from fedsieve.matching.costs import KlMode
 from fedsieve.matching.divergences import Divergence
@@ -21,9 +22,11 @@ from fedsieve.methods.pfnm import Pfnm
 class GpiFnm(Pfnm):
     """PFNM with global posterior information: popular atoms are drawn to the prior mean."""
 
-    eps: tuple[float, ...] = (0.1,)  # weight of the divergence; one, or per layer; 0 is pfnm
-    kl: KlMode = "plugin"  # atoms as in pfnm; "joint": the divergence moves them as well
-    divergence: Divergence = "kl"  # between prior and client
+    eps: tuple[float, ...] = option(
+        (0.1,), "weight of the divergence; one, or per layer; 0 is pfnm"
+    )
+    kl: KlMode = option("plugin", "atoms as in pfnm; 'joint': the divergence moves them as well")
+    divergence: Divergence = option("kl", "between prior and client")
 
     @property
     def settings(self) -> Settings:

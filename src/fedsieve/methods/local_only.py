@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batches, Method, Metrics, Round, Task, register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.methods.fedavg import PAPER
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Moments, Optimiser
@@ -39,10 +39,12 @@ class LocalOnly(Method[Nothing, State, Nothing, Nothing]):
     task: Task
     personal = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
-    lr: float = 1.0  # learning rate
-    clip_norm: float | None = 1.0  # largest norm of a gradient
-    schedule: Schedule = Cosine(floor=0.02)  # of the learning rate, over the client's own rounds
-    optimiser: Optimiser = SGD()  # its moments live on over rounds
+    lr: float = option(1.0, "learning rate")
+    clip_norm: float | None = option(1.0, "largest norm of a gradient")
+    schedule: Schedule = option(
+        Cosine(floor=0.02), "of the learning rate, over the client's own rounds"
+    )
+    optimiser: Optimiser = option(SGD(), "its moments live on over rounds")
 
     def __post_init__(self) -> None:
         in_range("lr", self.lr, 0, above=True)

@@ -32,7 +32,7 @@ from fedsieve.core.method import (
     Task,
     register,
 )
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.inference.priors import Gaussian
 from fedsieve.matching import Settings, match_networks, visiting_orders
 from fedsieve.matching.book import own_atoms, write_book
@@ -91,21 +91,27 @@ class Pfnm(Method[Server, State, Down, Up]):
     same_entries = False  # neurons of different clients stand in different places
     takes_start = False  # clients draw first networks of their own widths
     task: Task
-    sigma2: tuple[float, ...] = (1.0,)  # variance of neurons around their atom; one, or per layer
-    sigma0_2: tuple[float, ...] = (1000.0,)  # variance of atoms around the prior mean
-    gamma0: tuple[float, ...] = (1.0,)  # mass of the Beta process: more keeps more atoms
-    costs: PresetName = "paper"  # of matching, or those of the published program
-    padding: Literal["full", "zero"] = "full"  # weights to neurons a client lacks: 0, or unknown
-    sweeps: int = 5  # re-matchings of all clients in the first round
-    later_sweeps: int = 3  # and in later ones, which start from the labels before
-    width_shares: tuple[float, ...] = (1.0,)  # client c has width_shares[c mod length] of the width
-    reg: float = 1e-6  # L2 in the first round, then a tie to where the round started
-    reg_factor: float = 0.0  # of the tie, from each round to the next
-    first_epochs: int | None = None  # passes in the first round, in place of `epochs`
-    lr: float = 1.0  # client learning rate
-    clip_norm: float | None = 1.0  # largest norm of a gradient
-    schedule: Schedule = Cosine(floor=0.02)  # of the client learning rate, over rounds
-    optimiser: Optimiser = SGD()  # of the client; fresh in every round
+    sigma2: tuple[float, ...] = option(
+        (1.0,), "variance of neurons around their atom; one, or per layer"
+    )
+    sigma0_2: tuple[float, ...] = option((1000.0,), "variance of atoms around the prior mean")
+    gamma0: tuple[float, ...] = option((1.0,), "mass of the Beta process: more keeps more atoms")
+    costs: PresetName = option("paper", "of matching, or those of the published program")
+    padding: Literal["full", "zero"] = option(
+        "full", "weights to neurons a client lacks: 0, or unknown"
+    )
+    sweeps: int = option(5, "re-matchings of all clients in the first round")
+    later_sweeps: int = option(3, "and in later ones, which start from the labels before")
+    width_shares: tuple[float, ...] = option(
+        (1.0,), "client c has width_shares[c mod length] of the width"
+    )
+    reg: float = option(1e-6, "L2 in the first round, then a tie to where the round started")
+    reg_factor: float = option(0.0, "of the tie, from each round to the next")
+    first_epochs: int | None = option(None, "passes in the first round, in place of `epochs`")
+    lr: float = option(1.0, "client learning rate")
+    clip_norm: float | None = option(1.0, "largest norm of a gradient")
+    schedule: Schedule = option(Cosine(floor=0.02), "of the client learning rate, over rounds")
+    optimiser: Optimiser = option(SGD(), "of the client; fresh in every round")
 
     def __post_init__(self) -> None:
         layers = len(self._layout.hidden)

@@ -29,7 +29,7 @@ from fedsieve.core.graph import Layer
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Mask, Params, count_nonzero
 from fedsieve.core.method import Batch, Batches, Cohort, Method, Metrics, Round, Task, register
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Moments, Optimiser, undecayed
 from fedsieve.optim.schedules import Cosine, Schedule
@@ -132,31 +132,47 @@ class SpaFL(Method[Server, State, Down, Up]):
         "paper": PAPER,
     }
     task: Task
-    lr: float = 1.0  # eta, of weights and thresholds
-    schedule: Schedule = Cosine(floor=0.02)  # of the learning rate, over rounds
-    optimiser: Optimiser = SGD()  # of weights and thresholds; its decay is weights'
-    persist_momentum: bool = True  # momentum lives on over rounds
-    clip_norm: float | None = 1.0  # largest norm of the gradient of weights and thresholds
-    granularity: Granularity = "element"  # a threshold keeps single weights, or whole rows
-    unmasked: tuple[str, ...] | None = None  # layers without thresholds; none: the output layer
-    training: Literal["joint", "split", "split_joint"] = "joint"  # split: thresholds in last epoch
-    refresh_mask: bool = True  # split: masks follow the thresholds in the last epoch
-    weight_ste: bool = True  # weights get the gradient through their magnitude, pruned ones too
-    ste: Slope = "identity"  # derivative in place of the step function's; window: within 1
-    sparsity_weight: float = 2.5  # alpha, of all steps of the run together; see spread_over
-    spread_over: int | None = None  # rounds alpha is spread over; none: all; 0: it is of each step
-    regulariser: Penalty = "exp"  # R(tau): exp(-tau) or 1 / (max(tau, 0) + 0.1)
-    reg_warmup: float | None = 1.0  # P: the regulariser counts sigmoid(10 round / P - 5)
-    clamp: bool = False  # masked weights to [-1, 1], thresholds to [0, 1] after every step
-    reset_density: float = 0.01  # a layer this empty gets thresholds 0; 0 never
-    prune_norms: bool = False  # a pruned filter takes its normalisation with it, so is cuttable
-    compact_training: bool = False  # pruned filters are cut out of every step
-    share: bool = True  # exchange thresholds; without it every client is for itself
-    receivers: Literal["sampled", "all"] = "sampled"  # who takes over the server's thresholds
-    importance: bool = True  # weights follow the change of the server's thresholds
-    importance_scope: Literal["sampled", "all"] = "sampled"  # whose weights do
-    importance_norm: Literal["fan_in", "kernel"] = "kernel"  # nu: all inputs, or height * width
-    communicate_norm: bool = False  # affine normalisation after convolutions is averaged, too
+    lr: float = option(1.0, "eta, of weights and thresholds")
+    schedule: Schedule = option(Cosine(floor=0.02), "of the learning rate, over rounds")
+    optimiser: Optimiser = option(SGD(), "of weights and thresholds; its decay is weights'")
+    persist_momentum: bool = option(True, "momentum lives on over rounds")
+    clip_norm: float | None = option(1.0, "largest norm of the gradient of weights and thresholds")
+    granularity: Granularity = option("element", "a threshold keeps single weights, or whole rows")
+    unmasked: tuple[str, ...] | None = option(
+        None, "layers without thresholds; none: the output layer"
+    )
+    training: Literal["joint", "split", "split_joint"] = option(
+        "joint", "split: thresholds in last epoch"
+    )
+    refresh_mask: bool = option(True, "split: masks follow the thresholds in the last epoch")
+    weight_ste: bool = option(
+        True, "weights get the gradient through their magnitude, pruned ones too"
+    )
+    ste: Slope = option("identity", "derivative in place of the step function's; window: within 1")
+    sparsity_weight: float = option(2.5, "alpha, of all steps of the run together; see spread_over")
+    spread_over: int | None = option(
+        None, "rounds alpha is spread over; none: all; 0: it is of each step"
+    )
+    regulariser: Penalty = option("exp", "R(tau): exp(-tau) or 1 / (max(tau, 0) + 0.1)")
+    reg_warmup: float | None = option(1.0, "P: the regulariser counts sigmoid(10 round / P - 5)")
+    clamp: bool = option(False, "masked weights to [-1, 1], thresholds to [0, 1] after every step")
+    reset_density: float = option(0.01, "a layer this empty gets thresholds 0; 0 never")
+    prune_norms: bool = option(
+        False, "a pruned filter takes its normalisation with it, so is cuttable"
+    )
+    compact_training: bool = option(False, "pruned filters are cut out of every step")
+    share: bool = option(True, "exchange thresholds; without it every client is for itself")
+    receivers: Literal["sampled", "all"] = option(
+        "sampled", "who takes over the server's thresholds"
+    )
+    importance: bool = option(True, "weights follow the change of the server's thresholds")
+    importance_scope: Literal["sampled", "all"] = option("sampled", "whose weights do")
+    importance_norm: Literal["fan_in", "kernel"] = option(
+        "kernel", "nu: all inputs, or height * width"
+    )
+    communicate_norm: bool = option(
+        False, "affine normalisation after convolutions is averaged, too"
+    )
 
     def __post_init__(self) -> None:
         in_range("spafl: lr", self.lr, 0, above=True)

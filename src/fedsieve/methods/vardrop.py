@@ -38,7 +38,7 @@ from fedsieve.core.method import (
     Task,
     register,
 )
-from fedsieve.core.options import in_range
+from fedsieve.core.options import in_range, option
 from fedsieve.inference import variational
 from fedsieve.inference.variational import Posterior
 from fedsieve.optim import local, optimisers
@@ -137,22 +137,32 @@ class VarDrop(Method[Server, State, Down, Up]):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     task: Task
-    log_threshold: float = 3.0  # log T: a weight with a larger log alpha is masked
-    log_variance: float = -10.0  # at the start
-    log_variance_spread: float = 0.0  # its standard deviation over weights at the start
-    warmup: int | None = None  # rounds of dense training before there is noise; none: a fifth
-    ramp: int | None = None  # rounds after these until the KL term is whole; none: a fifth
-    kl_weight: float = 0.1  # kappa after the ramp; the bound: 1
-    clip_training: bool = False  # masked weights are left out of forward passes in training too
-    lr: float = 1.0  # of weights
-    clip_norm: float | None = 1.0  # largest norm of a gradient of weights
-    variance_lr: float | None = None  # of log-variances in a round; none: 30 by rounds of the run
-    schedule: Schedule = Cosine(floor=0.02)  # of both rates, over rounds
-    optimiser: Optimiser = SGD()  # of weights
-    variance_optimiser: Optimiser = Adam()  # of log-variances
-    share_alpha: bool = True  # log-variances are exchanged like weights, not each device's own
-    local_steps: int | None = None  # in a round; none: the job's; 1: exchange of gradients
-    async_staleness: int = 0  # what a device sends takes up to so many rounds, drawn each time
+    log_threshold: float = option(3.0, "log T: a weight with a larger log alpha is masked")
+    log_variance: float = option(-10.0, "at the start")
+    log_variance_spread: float = option(0.0, "its standard deviation over weights at the start")
+    warmup: int | None = option(
+        None, "rounds of dense training before there is noise; none: a fifth"
+    )
+    ramp: int | None = option(None, "rounds after these until the KL term is whole; none: a fifth")
+    kl_weight: float = option(0.1, "kappa after the ramp; the bound: 1")
+    clip_training: bool = option(
+        False, "masked weights are left out of forward passes in training too"
+    )
+    lr: float = option(1.0, "of weights")
+    clip_norm: float | None = option(1.0, "largest norm of a gradient of weights")
+    variance_lr: float | None = option(
+        None, "of log-variances in a round; none: 30 by rounds of the run"
+    )
+    schedule: Schedule = option(Cosine(floor=0.02), "of both rates, over rounds")
+    optimiser: Optimiser = option(SGD(), "of weights")
+    variance_optimiser: Optimiser = option(Adam(), "of log-variances")
+    share_alpha: bool = option(
+        True, "log-variances are exchanged like weights, not each device's own"
+    )
+    local_steps: int | None = option(None, "in a round; none: the job's; 1: exchange of gradients")
+    async_staleness: int = option(
+        0, "what a device sends takes up to so many rounds, drawn each time"
+    )
 
     def __post_init__(self) -> None:
         for name in ("warmup", "kl_weight", "log_variance_spread"):
