@@ -11,7 +11,8 @@ Differs  sizes the paper leaves open are ours. A round of FLoPS is one step: 100
 
 from typing import Any
 
-from fedsieve.recipes.recipe import AtLeast, Expected, Recipe, Row, Tier, Within, register
+from fedsieve.recipes.recipe import Recipe, Row, Tier, register
+from fedsieve.recipes.verdict import AtLeast, Expected, Within
 
 SHARED = {
     "partition": "feature_shift(0.1, quantity(0.5))",

@@ -1,4 +1,4 @@
-"""Studies try cells once, keep trials, and compare all ways of fusion on the same networks."""
+"""Rows that are measured together: once, kept, and compared on the same networks."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,15 @@ import torch
 
 from fedsieve.core.errors import ConfigError, DataError
 from fedsieve.core.keys import Key
+from fedsieve.jobs.progress import Watcher
 from fedsieve.matching.layout import layout_of
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo.registry import read_model
-from fedsieve.recipes.papers import matching_one_shot as one_shot
-from fedsieve.recipes.papers.fusions import k_means_network, uniform_ensemble, weighted_ensemble
-from fedsieve.recipes.recipe import AtLeast, Expected, Study, StudyTier, Within, find
-from fedsieve.recipes.study import carry_out
+from fedsieve.recipes.papers import matching
+from fedsieve.recipes.papers.matching import k_means_network, uniform_ensemble, weighted_ensemble
+from fedsieve.recipes.recipe import Recipe, Row, Tier, find
+from fedsieve.recipes.runner import reproduce
+from fedsieve.recipes.verdict import AtLeast, Expected, Within
 
 CELL = {"method": "pfnm", "dataset": "digits", "clients": 3, "model": "mlp(hidden=[4])"}
 
@@ -27,14 +29,16 @@ def counting(calls):
 
 def study(calls, **cells):
     judged = (Expected("global_accuracy", Within(1.0, 0.01), "by hand"),)
-    tier = StudyTier(cells=cells or {"x": CELL}, expected={"x: a": judged})
-    return Study(name="s", title="", source="", tiers={"smoke": tier}, measure=counting(calls))
+    measure, settings = counting(calls), cells or {"x": CELL}
+    rows = tuple(Row(label=name, settings=x, measure=measure) for name, x in settings.items())
+    tier = Tier(rows=rows, expected={"x: a": judged})
+    return Recipe(name="s", title="", source="", tiers={"smoke": tier})
 
 
 def test_each_cell_is_tried_once_for_each_seed_and_then_found_again(tmp_path):
     calls = []
-    first = carry_out(study(calls), "smoke", tmp_path, seeds=2)
-    again = carry_out(study(calls), "smoke", tmp_path, seeds=3)
+    first = reproduce(study(calls), "smoke", tmp_path, seeds=2)
+    again = reproduce(study(calls), "smoke", tmp_path, seeds=3)
     assert calls == [0, 1, 2]
     mean, other = first.lines
     assert (mean.row, mean.ours.mean, mean.ours.n) == ("x: a", 1.0, 2)
@@ -46,7 +50,7 @@ def test_each_cell_is_tried_once_for_each_seed_and_then_found_again(tmp_path):
 
 def test_cells_that_differ_in_any_setting_are_tried_apart(tmp_path):
     calls = []
-    carry_out(study(calls, x=CELL, y=CELL | {"epochs": 7}), "smoke", tmp_path)
+    reproduce(study(calls, x=CELL, y=CELL | {"epochs": 7}), "smoke", tmp_path)
     assert calls == [0, 0]
 
 
@@ -56,8 +60,9 @@ def test_an_interrupt_keeps_what_is_done(tmp_path):
     def impatient(label):
         if label == "x, seed 1":
             raise KeyboardInterrupt
+        return Watcher()
 
-    outcome = carry_out(study(calls), "smoke", tmp_path, seeds=3, watch=impatient)
+    outcome = reproduce(study(calls), "smoke", tmp_path, seeds=3, watch=impatient)
     assert outcome.unfinished == ("x, seed 1", "x, seed 2")
     assert outcome.lines[0].ours.n == 1
 
@@ -65,20 +70,20 @@ def test_an_interrupt_keeps_what_is_done(tmp_path):
 def test_wrong_settings_and_missing_data_are_said_before_anything_runs(tmp_path):
     calls = []
     with pytest.raises(ConfigError, match="tier of s 'full'"):
-        carry_out(study(calls), "full", tmp_path)
+        reproduce(study(calls), "full", tmp_path)
     with pytest.raises(ConfigError, match="seeds=0"):
-        carry_out(study(calls), "smoke", tmp_path, seeds=0)
+        reproduce(study(calls), "smoke", tmp_path, seeds=0)
     with pytest.raises(ConfigError, match="gama0"):
-        carry_out(study(calls, x=CELL | {"gama0": 1}), "smoke", tmp_path)
+        reproduce(study(calls, x=CELL | {"gama0": 1}), "smoke", tmp_path)
     absent = study(calls, x=CELL | {"dataset": "mnist"})
     with pytest.raises(DataError, match="train-images"):
-        carry_out(absent, "smoke", tmp_path, data_root=tmp_path)
+        reproduce(absent, "smoke", tmp_path, data_root=tmp_path)
     assert calls == []
 
 
 def test_a_trial_has_all_baselines_and_matching_beats_averaging_and_local_networks():
-    cell = one_shot.SMOKE_CELL | {"epochs": 30, "gamma0": 50.0, "clients": 4}
-    trial = one_shot.trial(cell | {"seed": 0})
+    cell = matching.SMOKE_CELL | {"epochs": 30, "gamma0": 50.0, "clients": 4}
+    trial = matching.trial(cell | {"seed": 0})
     assert list(trial) == [
         "local mean",
         "FedAvg, shared start",
@@ -86,18 +91,22 @@ def test_a_trial_has_all_baselines_and_matching_beats_averaging_and_local_networ
         "ensemble, by class",
         "PFNM",
         "k-means, PFNM's size",
-        *(f"GPI-FNM, eps {eps}" for eps in one_shot.EPS),
+        *(f"GPI-FNM, eps {eps}" for eps in matching.EPS),
     ]
     score = {row: values["global_accuracy"] for row, values in trial.items()}
     assert score["PFNM"] > score["local mean"] + 0.1
     assert 30 <= trial["PFNM"]["atoms_1"] <= 4 * 30
 
 
+def _row(recipe, label):
+    return next(row for row in recipe.rows_of("full") if row.label == label)
+
+
 def test_the_paper_s_settings_stand_in_the_full_tiers():
     clients, depth = find("matching_clients"), find("matching_depth")
-    assert len(clients.tiers["full"].cells) == 2 * 2 * 5
-    assert len(depth.tiers["full"].cells) == 2 * 2 * 6
-    cell = depth.tiers["full"].cells["CIFAR-10, heterogeneous, 6 layers"]
+    assert len(clients.rows_of("full")) == 2 * 2 * 5
+    assert len(depth.rows_of("full")) == 2 * 2 * 6
+    cell = _row(depth, "CIFAR-10, heterogeneous, 6 layers").settings
     assert cell["model"] == f"mlp(hidden={[100] * 6})"
     assert (cell["lr"], cell["reg"], cell["epochs"], cell["batch_size"]) == (0.001, 1e-5, 10, 32)
     rounds = find("matching_rounds_mnist")
