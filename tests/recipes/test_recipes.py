@@ -167,7 +167,7 @@ def test_wrong_recipes_and_arguments_are_refused(tmp_path):
         reproduce(tiny(), "small", tmp_path)
     with pytest.raises(ConfigError, match="seeds=0"):
         reproduce(tiny(), "smoke", tmp_path, seeds=0)
-    with pytest.raises(ConfigError, match="no row with 'c'. Rows: a; b"):
+    with pytest.raises(ConfigError, match="no row with 'c'"):
         reproduce(tiny(), "smoke", tmp_path, only="c")
 
 

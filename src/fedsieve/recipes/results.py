@@ -32,9 +32,12 @@ def read(path: Path) -> list[Line]:
 
 
 def add(path: Path, command: str, lines: Iterable[Line]) -> None:
-    """Add lines to a file, which is made if need be; the same rows and seeds are replaced."""
+    """Add lines to a file, which is made if need be; the same rows and seeds are replaced.
+
+    So are lines of the same rows without a seed, which hold means over several.
+    """
     lines = list(lines)
-    replaced = {_key(line) for line in lines}
+    replaced = {key for row, seed in map(_key, lines) for key in ((row, seed), (row, None))}
     before = _sections(path) if path.exists() else []
     sections = [(head, [x for x in old if _key(x) not in replaced]) for head, old in before]
     head = _head(command)
