@@ -13,12 +13,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedsieve.recipes import results
-from fedsieve.recipes.runner import figures_of
-
 from fedsieve.jobs.library import Record, obtain
 from fedsieve.jobs.search_space import read_space
 from fedsieve.jobs.tune import tune
+from fedsieve.recipes import results
+from fedsieve.recipes.runner import figures_of
 
 SHARED = {"rounds": 50, "steps": 20, "batch_size": 20, "clients": 100, "cohort": 10,
           "eval_every": 10, "partition": "dirichlet(0.5)"}  # fmt: skip

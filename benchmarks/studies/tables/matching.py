@@ -9,6 +9,7 @@ from statistics import mean, stdev
 from scipy import stats
 
 from fedsieve.recipes import results
+from fedsieve.recipes.papers.matching import FASHION, SAME_SPLIT
 from tables.common import Line, by_row, markdown, spread
 
 
@@ -79,15 +80,10 @@ def _paired(scores: list[float], base: list[float]) -> list[str]:
     return [f"{mean(gains):+.3f} ± {reach:.3f}", f"{t:.2g}", f"{ranks:.2g}", ahead]
 
 
-ONE_SHOT = "Fashion-MNIST, {}, 10 clients"
 TABLES: dict[str, Callable[[Path], str]] = {
     "matching_depth": matching_depth,
     "matching_depth_smoke": partial(matching, "matching_depth/smoke", "digits, 2 layers"),
     "matching_rounds": matching_rounds,
-    "matching_split": partial(
-        matching, "matching_clients/small", ONE_SHOT.format("the specification's split")
-    ),
-    "matching_splits": partial(
-        matching, "matching_clients/small", ONE_SHOT.format("heterogeneous")
-    ),
+    "matching_split": partial(matching, "matching_clients/small", SAME_SPLIT),
+    "matching_splits": partial(matching, "matching_clients/small", FASHION),
 }
