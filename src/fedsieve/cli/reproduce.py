@@ -113,7 +113,8 @@ def _list(data_root: Path | None) -> None:
                 for d in recipe.datasets(tier)
             )
             cost = estimate(recipe, tier)
-            time = "unknown" if cost.core_seconds is None else duration(cost.core_seconds)
+            seconds = cost.core_seconds
+            time = "unknown" if seconds is None else duration(seconds) if seconds else "seconds"
             table.add_row("", tier, str(cost.rows), str(cost.rounds), time, needed or "none needed")
     page = console()
     page.print(table)
