@@ -9,7 +9,7 @@ export FEDSIEVE_DATA ?= $(abspath $(firstword $(wildcard data ../shared/data)))
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test test-matrix e2e soak check audit licences format package bench bench-wire fuzz docs screenshot clean
+.PHONY: help setup lock demo test test-matrix e2e soak check audit licences format package bench bench-wire fuzz pages docs screenshot clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ bench-wire: setup  ## bytes against the information limit, and coding speed (min
 
 fuzz: setup  ## a million mutated frames against the decoder (an hour)
 	$(BIN)/python tests/fuzz/frames.py --frames 1000000
+
+pages: setup  ## the tables of docs/results from results/; CHECK=--check only compares
+	$(BIN)/python benchmarks/studies/pages.py $(CHECK)
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

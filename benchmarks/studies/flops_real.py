@@ -1,14 +1,14 @@
 """FLoPS-PA and its rivals on real data, equally many non-zeros, each tuned with as many trials.
 
-    python benchmarks/studies/flops_real.py results/flops_real.jsonl --root LIBRARY [--only mnist]
+    python benchmarks/studies/flops_real.py --root LIBRARY [--only mnist]
 
 Rates are chosen on held-out training data of the first seed (`fedsieve tune`), then run on test
 data with three seeds. FLoPS-PA is run once more as it is by default. Finished runs are found again
-in the library at --root, so that a stopped table goes on.
+in the library at --root, so that a stopped table goes on. Lines go to results/flops_real, of which
+`make pages` makes the table.
 """
 
 import argparse
-import json
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 from fedsieve.jobs.library import Record, obtain
 from fedsieve.jobs.search_space import read_space
 from fedsieve.jobs.tune import tune
-from table import markdown
+from fedsieve.recipes import results
+from fedsieve.recipes.runner import figures_of
 
 SHARED = {"rounds": 50, "steps": 20, "batch_size": 20, "clients": 100, "cohort": 10,
           "eval_every": 10, "partition": "dirichlet(0.5)"}  # fmt: skip
@@ -42,50 +43,32 @@ SPACES = {
 }
 
 
-def row(task: str, method: str, records: list[Record], **more: Any) -> dict[str, Any]:
+def line(task: str, method: str, records: list[Record], **more: Any) -> results.Line:
     """One line of the table: test scores, densities and bytes over seeds."""
-    summaries = [record.summary for record in records]
-    scores = [s.global_accuracy or 0.0 for s in summaries]
+    runs = [figures_of(record) for record in records]
+    scores = [figures["global_accuracy"] for figures in runs]
+    names = ("global_accuracy", "density", "true_mb", "paper_mb")
     return {
-        "task": task,
-        "method": method,
-        "score": summaries[0].score,
-        "mean": mean(scores),
-        "deviation": stdev(scores) if len(scores) > 1 else None,
-        "seeds": len(scores),
-        "rounds": summaries[0].rounds,
-        "density": mean(s.density for s in summaries),
-        "true_mb": mean((s.up_bytes + s.down_bytes) / 1e6 for s in summaries),
-        "paper_mb": mean((s.up_paper_bytes + s.down_paper_bytes) / 1e6 for s in summaries),
+        "row": f"{task}, {method}",
+        "seeds": len(records),
+        "settings": {"rounds": records[0].summary.rounds},
+        "figures": {name: mean(figures[name] for figures in runs) for name in names},
+        "spread": {"global_accuracy": stdev(scores) if len(scores) > 1 else None},
+        "score": records[0].summary.score,
         **more,
     }
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """Every line with what was tried and found, its score and megabytes."""
-    cells = [
-        [
-            line["task"], line["method"], str(line["rounds"]), str(line["trials"]),
-            ", ".join(f"{n} {v:.2g}" if n == "lr" else str(v) for n, v in line["best"].items()),
-            f"{line['mean']:.3f} ± {line['deviation'] or 0:.3f}", f"{line['true_mb']:.2f}",
-            f"{line['paper_mb']:.2f}",
-        ]
-        for line in lines
-    ]  # fmt: skip
-    head = ["task", "method", "rounds", "trials", "found", "score", "true MB", "MB by formula"]
-    return markdown(head, cells)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("results/flops_real/tuned.jsonl"))
     parser.add_argument("--root", type=Path, default=Path("runs/flops_real"))
     parser.add_argument("--trials", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
-    lines = []
+    command = f"python benchmarks/studies/flops_real.py --trials {given.trials}"
     for task, own in TASKS.items():
         for method, space in SPACES.items() if given.only in task else ():
             settings = {
@@ -103,12 +86,11 @@ def main() -> None:
                 settings, read_space(space), given.root, trials=given.trials, seeds=given.seeds,
                 trial_seeds=1, metric="last",
             )  # fmt: skip
-            lines.append(row(task, method, records, trials=tuning.trials, best=tuning.best))
+            lines = [line(task, method, records, trials=tuning.trials, best=tuning.best)]
             if method == "flops_pa":
                 runs = [obtain(settings | {"seed": s}, given.root) for s in range(given.seeds)]
-                lines.append(row(task, "flops_pa, default", runs, trials=0, best={}))
-            given.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    print(table(lines))
+                lines.append(line(task, "flops_pa, default", runs, trials=0, best={}))
+            results.add(given.out, command, lines)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """What decides the sparsity of fedsparse: local steps, the rate of thresholds, the gate cost.
 
-Runs on the embedded digits and writes a table of densities and, if asked, a plot:
+Runs on the embedded digits, stores densities in results/fedsparse_sparsity and, if asked, plots:
 
-    python benchmarks/studies/sparsity.py results/fedsparse_sparsity.csv docs/figures/sparsity.svg
+    python benchmarks/studies/sparsity.py docs/figures/sparsity.svg
 """
 
-import csv
 import sys
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import fedsieve
 from fedsieve.drawing.plot import Plot, plot
 from fedsieve.drawing.svg import Axis, Point, Series, tag
+from fedsieve.recipes import results
 
 SHARED: dict[str, Any] = {
     "method": "fedsparse", "preset": "paper", "model": "conv_small", "clients": 20, "cohort": 10,
@@ -73,17 +73,20 @@ def draw(found: dict[tuple[str, float], list[float]], path: Path) -> None:
 
 
 def main() -> None:
-    table, *plots = map(Path, sys.argv[1:])
     found = curves()
-    table.parent.mkdir(parents=True, exist_ok=True)
-    with table.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["varied", "value", "round", "density"])
-        for (panel, value), line in found.items():
-            for number, share in enumerate(line, 1):
-                writer.writerow([panel, f"{value:g}", number, f"{share:.4f}"])
-    for path in plots:
-        draw(found, path)
+    lines = [
+        {
+            "row": f"{panel}: {value:g}",
+            "seed": 0,
+            "figures": {"density": round(shares[-1], 4)},
+            "rounds": [{"round": n, "density": round(x, 4)} for n, x in enumerate(shares, 1)],
+        }
+        for (panel, value), shares in found.items()
+    ]
+    path = Path("results/fedsparse_sparsity/digits.jsonl")
+    results.add(path, "python benchmarks/studies/sparsity.py", lines)
+    for name in sys.argv[1:]:
+        draw(found, Path(name))
 
 
 if __name__ == "__main__":

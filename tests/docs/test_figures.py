@@ -1,16 +1,14 @@
 """Figures in print are those the program gives."""
 
-import importlib
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 import fedsieve
+from fedsieve.recipes import results
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results/defaults.jsonl"
 
 
 @pytest.fixture(scope="module", params=["fedavg", "spafl"])
@@ -42,17 +40,8 @@ def test_the_first_table_is_what_runs_give(played):
 
 def test_stored_defaults_are_what_runs_give(played):
     name, result = played
-    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    (line,) = (x for x in lines if (x["dataset"], x["method"], x["seed"]) == ("digits", name, 0))
-    assert result.rows[-1].local_accuracy == pytest.approx(line["local"], abs=0.012)
+    lines = results.read(ROOT / "results/defaults/digits.jsonl")
+    (figures,) = (x["figures"] for x in lines if (x["row"], x["seed"]) == (name, 0))
+    assert result.rows[-1].local_accuracy == pytest.approx(figures["local_accuracy"], abs=0.012)
     sent = result.summary.up_bytes + result.summary.down_bytes
-    assert sent / 1e6 == pytest.approx(line["mb"], rel=0.01)
-
-
-def test_the_page_of_defaults_is_made_of_the_stored_lines(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks/studies")
-    defaults = importlib.import_module("defaults")
-    page = (ROOT / "docs/results/defaults.md").read_text()
-    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    assert defaults.rewritten(page, lines) == page
-    assert len(lines) > len(defaults.TASKS)
+    assert sent / 1e6 == pytest.approx(figures["true_mb"], rel=0.01)

@@ -15,23 +15,17 @@ from fedsieve.optim.schedules import Constant
 from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
 from fedsieve.recipes.papers.em_fashion_mnist import recipe as em
 from fedsieve.recipes.papers.sizes import GREY28, sizes
-from fedsieve.recipes.recipe import (
-    TIERS,
+from fedsieve.recipes.recipe import TIERS, Recipe, Row, Tier, find, register, registered
+from fedsieve.recipes.runner import reproduce
+from fedsieve.recipes.verdict import (
     AtLeast,
     AtMost,
     Expected,
     Measured,
-    Recipe,
-    Row,
-    Tier,
     Within,
-    find,
     judge,
     measured,
-    register,
-    registered,
 )
-from fedsieve.recipes.runner import reproduce
 
 TINY = {"dataset": "digits", "model": "mlp(hidden=[8])", "clients": 4, "rounds": 2}
 ACCURACY = Expected("global_accuracy", Within(0.5, 0.1), "by hand")
@@ -157,8 +151,12 @@ def test_missing_data_is_said_before_anything_runs(tmp_path):
 
 
 def test_wrong_recipes_and_arguments_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="unknown metric 'acuracy'"):
-        Expected("acuracy", AtLeast(1), "")
+    misspelt = Expected("acuracy", AtLeast(1), "")
+    with pytest.raises(ConfigError, match="recipe tiny: unknown metric 'acuracy'"):
+        tiny(small=Tier(expected={"a": (misspelt,)}))
+    row = Row(label="a", expected=(misspelt,))
+    with pytest.raises(ConfigError, match="recipe x: unknown metric 'acuracy'"):
+        Recipe(name="x", title="", source="", rows=(row,), tiers={"full": Tier()})
     with pytest.raises(ConfigError, match="labels"):
         tiny(small=Tier(settings={}, expected={"z": ()}))
     with pytest.raises(ConfigError, match="Did you mean 'em_fashion_mnist'"):
@@ -169,6 +167,8 @@ def test_wrong_recipes_and_arguments_are_refused(tmp_path):
         reproduce(tiny(), "small", tmp_path)
     with pytest.raises(ConfigError, match="seeds=0"):
         reproduce(tiny(), "smoke", tmp_path, seeds=0)
+    with pytest.raises(ConfigError, match="no row with 'c'"):
+        reproduce(tiny(), "smoke", tmp_path, only="c")
 
 
 def test_an_estimate_counts_three_passes_evaluations_and_steps():
@@ -192,11 +192,11 @@ def test_the_full_tier_of_em_is_the_stated_setting():
     assert em.datasets("smoke") == ("digits",)
 
 
-@pytest.mark.parametrize("name", [n for n, r in registered().items() if isinstance(r, Recipe)])
+@pytest.mark.parametrize("name", registered())
 def test_every_tier_has_settings_that_can_be_run(name):
     recipe = find(name)
     for tier in (t for t in TIERS if t in recipe.tiers):
-        for row in recipe.rows:
+        for row in recipe.rows_of(tier):
             canonical(make({**recipe.settings(row, tier), "seed": 0}))
 
 
@@ -211,10 +211,8 @@ def test_rows_have_the_papers_options_unless_they_name_others():
     assert apart.rounds == 3
     assert apart.options == second | {"lr": 0.3}
     for known in registered().values():
-        if isinstance(known, Recipe):
-            for tier in known.tiers:
-                for row in known.rows:
-                    assert known.settings(row, tier)["preset"]
+        for tier in known.tiers:
+            assert all(known.settings(row, tier)["preset"] for row in known.rows_of(tier))
 
 
 def test_a_row_may_name_another_preset():

@@ -41,9 +41,17 @@ def test_totals_are_printed_and_given_as_json(cli):
     assert "137.76" in out
     assert "43 figures: 23 exact" in out
     _, out, _ = cli("reproduce", "dense_flops", "--json")
-    figures = json.loads(out)["figures"]
-    words = [f["agreement"] for f in figures]
+    words = [line["verdict"]["kind"] for line in json.loads(out)["lines"]]
     assert words == ["consistent", "differs", "consistent", "unexplained", "consistent"]
+
+
+def test_figures_of_one_row_are_stored(cli, tmp_path):
+    arguments = ("flops_smoke", "--root", tmp_path / "library", "--only", "PA")
+    code, _, err = cli("reproduce", *arguments, "--write", tmp_path / "results")
+    assert code == 0, err
+    head, line = map(json.loads, (tmp_path / "results/flops_smoke/smoke.jsonl").open())
+    assert head["command"] == "fedsieve reproduce flops_smoke --tier smoke --seeds 1 --only PA"
+    assert (line["row"], line["figures"]["true_discovery"]) == ("FLoPS-PA", 1)
 
 
 def test_an_interrupted_recipe_exits_with_130_and_says_what_is_left(cli, tmp_path, monkeypatch):

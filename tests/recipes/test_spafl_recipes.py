@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from fedsieve.jobs.library import obtain
-from fedsieve.recipes.recipe import METRICS, AtMost, Recipe, Row, Tier, find
-from fedsieve.recipes.runner import lines
+from fedsieve.recipes.recipe import METRICS, Recipe, Row, Tier, find
+from fedsieve.recipes.runner import Trial, figures_of, lines
+from fedsieve.recipes.verdict import AtMost
 
 TINY = {"model": "mlp(hidden=[4])", "clients": 4, "cohort": 2, "rounds": 3, "eval_every": 3}
 
@@ -125,6 +126,7 @@ def test_figures_a_method_does_not_have_are_left_out_of_what_is_shown(tmp_path):
         tiers={"smoke": Tier(settings={})},
         shown=("macs_per_client", "macs_code_per_client"),
     )
-    found = lines(recipe, row, "smoke", [obtain(row.settings, tmp_path)])
+    trial = Trial(row="FedAvg", figures=figures_of(obtain(row.settings, tmp_path)))
+    found = lines(recipe, row, "smoke", [trial])
     assert [line.metric for line in found] == ["macs_per_client"]
     assert [x.verdict.kind for x in lines(recipe, row, "smoke", [])] == ["not run", "not run"]

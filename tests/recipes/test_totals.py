@@ -4,14 +4,20 @@ from decimal import Decimal
 
 import pytest
 
-from fedsieve.recipes.figure import Figure, judge
-from fedsieve.recipes.papers import communication_totals, dense_flops
+from fedsieve.recipes.papers import totals
 from fedsieve.recipes.recipe import find
+from fedsieve.recipes.runner import reproduce
+from fedsieve.recipes.verdict import Expected, Measured, Printed, judge
 
 
 @pytest.fixture(scope="module")
 def figures():
-    return {f.label: f for f in communication_totals.figures()}
+    return {f.label: f for f in totals.communication()}
+
+
+def verdict(figure):
+    (expected,) = figure.expected or (None,)
+    return judge(Measured(float(figure.value), None, 1), expected)
 
 
 UNEXPLAINED = {
@@ -25,16 +31,25 @@ UNEXPLAINED = {
 
 
 def test_no_figure_differs_without_an_explanation_but_those_known_to_have_none(figures):
-    found = {label: judge(f).agreement for label, f in figures.items()}
+    found = {label: verdict(f).kind for label, f in figures.items()}
     assert {label for label, word in found.items() if word == "unexplained"} == UNEXPLAINED
-    assert all(f.note for label, f in figures.items() if found[label] in {"differs", "unexplained"})
-    flops = [f.label for f in dense_flops.figures() if judge(f).agreement == "unexplained"]
+    assert all(
+        f.printed.note for label, f in figures.items() if found[label] in {"differs", "unexplained"}
+    )
+    flops = [f.label for f in totals.dense_flops() if verdict(f).kind == "unexplained"]
     assert flops == ["FedAvg, resnet8"]
 
 
-def test_labels_are_unique_and_counts_as_stated(figures):
-    assert len(figures) == find("communication_totals").count
-    assert len(dense_flops.figures()) == find("dense_flops").count
+def test_every_figure_is_a_line_of_the_table_with_its_formula(figures, tmp_path):
+    assert len(figures) == 43, "labels are unique"
+    outcome = reproduce(find("communication_totals"), "full", tmp_path, seeds=2)
+    assert {line.row: line.ours.mean for line in outcome.lines} == {
+        label: float(figure.value) for label, figure in figures.items()
+    }
+    assert all(line.formula for line in outcome.lines)
+    assert {line.ours.n for line in outcome.lines} == {1}, "a formula has no seeds"
+    assert not outcome.costs
+    assert not list(tmp_path.iterdir())
 
 
 BATCH_NORM = 2 * (64 + 64 + 128 + 128 + 128 + 128)
@@ -79,9 +94,9 @@ def test_formulas_agree_with_arithmetic_by_hand_and_with_print(
 ):
     figure = figures[label]
     assert figure.unit == unit
-    assert figure.ours == Decimal(total) / (2**30 if unit == "GiB" else 10**9)
-    assert float(figure.printed) == printed
-    assert judge(figure).agreement == "exact"
+    assert figure.value == Decimal(total) / (2**30 if unit == "GiB" else 10**9)
+    assert figure.printed.value == printed
+    assert verdict(figure).kind == "exact"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +114,9 @@ def test_volumes_of_variational_dropout_follow_from_its_formula(
 ):
     """2 * 4 P bytes a step of 4 x 128 images, as exactly as P is printed."""
     figure = figures[f"VD baseline, {name}"]
-    assert float(figure.ours) == pytest.approx(8 * millions * 1e6 * images / 512 / 2**30)
-    assert float(figure.ours) == pytest.approx(printed, rel=0.05 / millions)
-    assert float(figure.printed) == printed
+    assert float(figure.value) == pytest.approx(8 * millions * 1e6 * images / 512 / 2**30)
+    assert float(figure.value) == pytest.approx(printed, rel=0.05 / millions)
+    assert figure.printed.value == printed
 
 
 def test_known_misprints_are_shown_as_differences(figures):
@@ -114,64 +129,55 @@ def test_known_misprints_are_shown_as_differences(figures):
     }
     assert 500 * 20 * 32 * LENET == 137_760_000_000
     for label, (ours, printed) in misprints.items():
-        assert (figures[label].ours, figures[label].printed) == (ours, printed)
-        assert judge(figures[label]).agreement == "differs"
+        assert (figures[label].value, figures[label].printed.digits) == (ours, printed)
+        assert verdict(figures[label]).kind == "differs"
 
 
 def test_every_exact_figure_is_within_one_unit_of_its_last_printed_digit(figures):
-    exact = [f for f in figures.values() if judge(f).agreement == "exact"]
+    exact = [f for f in figures.values() if verdict(f).kind == "exact"]
     assert len(exact) == 23
     for figure in exact:
-        printed = Decimal(figure.printed)
-        assert abs(figure.ours - printed) < Decimal(1).scaleb(printed.as_tuple().exponent)
+        printed = Decimal(figure.printed.digits)
+        assert abs(figure.value - printed) < Decimal(1).scaleb(printed.as_tuple().exponent)
 
 
 def test_messages_of_the_cnn_are_those_of_the_formulas(figures):
     p = 156 + 2416 + 30840 + 10164 + 850
-    assert figures["FedAvg, CNN, a message"].ours == 4 * p
-    assert figures["FLoPS, CNN, a step"].ours == 8 * p
-    assert figures["FLoPS-PA, CNN, a message"].ours == 8 * (5 * p // 100)
-    assert figures["FedIter-HT, CNN, a message"].ours == 4 * (5 * p // 100)
+    assert figures["FedAvg, CNN, a message"].value == 4 * p
+    assert figures["FLoPS, CNN, a step"].value == 8 * p
+    assert figures["FLoPS-PA, CNN, a message"].value == 8 * (5 * p // 100)
+    assert figures["FedIter-HT, CNN, a message"].value == 4 * (5 * p // 100)
     biases = 6 + 16 + 120 + 84 + 10
-    assert figures["FedIter-HT, CNN, as sent"].ours == 4 * (5 * (p - biases) // 100 + biases)
-
-
-def made(**values):
-    base = {"label": "x", "formula": "", "unit": "Gbit", "source": ""}
-    return Figure(**base | {n: Decimal(v) if n == "ours" else v for n, v in values.items()})
+    assert figures["FedIter-HT, CNN, as sent"].value == 4 * (5 * (p - biases) // 100 + biases)
 
 
 @pytest.mark.parametrize(
-    ("figure", "agreement", "words"),
+    ("ours", "printed", "kind", "words"),
     [
-        (made(ours="2.3456", printed="2.346"), "exact", "exact"),
-        (made(ours="2.3456", printed="2.345"), "exact", "cut off"),
-        (made(ours="2.3456", printed="2.344", note="a slip"), "differs", "-0.1 %; a slip"),
-        (made(ours="2.3456", printed="2.5"), "unexplained", "UNEXPLAINED"),
+        (2.3456, Printed("2.346"), "exact", "exact"),
+        (2.3456, Printed("2.345"), "exact", "cut off"),
+        (2.3456, Printed("2.344", note="a slip"), "differs", "-0.1 %; a slip"),
+        (2.3456, Printed("2.5"), "unexplained", "UNEXPLAINED"),
         (
-            made(ours="2", printed="3", note="odd", is_explained=False),
+            2.0,
+            Printed("3", note="odd", is_explained=False),
             "unexplained",
             "+50.0 %; odd; UNEXPLAINED",
         ),
-        (made(ours="2.3456"), "not printed", "formula"),
-        (
-            made(ours="2", printed="2.4", between=(Decimal(1), Decimal(3))),
-            "consistent",
-            "consistent",
-        ),
-        (made(ours="2", printed="4", between=(Decimal(1), Decimal(3))), "unexplained", "+100.0 %"),
-        (made(ours="619110000000", printed="6.19e11"), "exact", "exact"),
+        (2.0, Printed("2.4", (Decimal(1), Decimal(3))), "consistent", "consistent"),
+        (2.0, Printed("4", (Decimal(1), Decimal(3))), "unexplained", "+100.0 %"),
+        (619110000000.0, Printed("6.19e11"), "exact", "exact"),
     ],
 )
-def test_printed_digits_decide(figure, agreement, words):
-    verdict = judge(figure)
-    assert verdict.agreement == agreement
-    assert words in verdict.text
+def test_printed_digits_decide(ours, printed, kind, words):
+    found = judge(Measured(ours, None, 1), Expected("Gbit", printed, ""))
+    assert found.kind == kind
+    assert words in found.text
 
 
 def test_dense_flops_of_lenet_are_three_passes_over_the_mean_client():
-    found = {f.label: f for f in dense_flops.figures()}
+    found = {f.label: f for f in totals.dense_flops()}
     macs = 576 * 500 + 64 * 25_000 + 400_000 + 5_000
     per_client = 3 * macs * 3 * 600 * 500 // 10
-    assert found["FedAvg, lenet5_caffe"].ours == per_client == 619_110_000_000
-    assert judge(found["FedAvg, lenet5_caffe"]).agreement == "consistent"
+    assert found["FedAvg, lenet5_caffe"].value == per_client == 619_110_000_000
+    assert verdict(found["FedAvg, lenet5_caffe"]).kind == "consistent"

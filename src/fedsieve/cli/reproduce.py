@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from decimal import Decimal
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +17,9 @@ from fedsieve.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from fedsieve.jobs.api import Watcher
-    from fedsieve.recipes.figure import Calculated
-    from fedsieve.recipes.recipe import Expected, Measured, Recipe, Study, TierName
+    from fedsieve.recipes.recipe import Recipe, TierName
     from fedsieve.recipes.runner import Line, Outcome
+    from fedsieve.recipes.verdict import Expected, Measured
 
 
 def reproduce(
@@ -32,7 +32,12 @@ def reproduce(
         Path("runs/library")
     ),
     workers: Annotated[int, typer.Option(help="Processes training side by side.")] = 1,
+    only: Annotated[str, typer.Option(help="Rows whose name has this text in it.")] = "",
     data_root: s.DataRoot = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(help="Store the figures of every row and seed in FOLDER/NAME/TIER.jsonl."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The table as one JSON line.")] = False,
 ) -> None:
     """Run a table of a paper again and compare, or list the tables there are.
@@ -43,41 +48,38 @@ def reproduce(
     ```
     fedsieve reproduce
     fedsieve reproduce communication_totals
-    fedsieve reproduce em_fashion_mnist --tier small --seeds 3 --workers 2
+    fedsieve reproduce em_fashion_mnist --tier small --seeds 3 --workers 2 --write results
     ```
     """
     from fedsieve.cli.progress import shown
     from fedsieve.jobs.api import Watcher
-    from fedsieve.recipes.figure import Calculated
-    from fedsieve.recipes.recipe import Study, find
+    from fedsieve.recipes import results
+    from fedsieve.recipes.recipe import find
     from fedsieve.recipes.runner import reproduce as reproduce_recipe
-    from fedsieve.recipes.study import carry_out
 
     if name is None:
         _list(data_root)
         return
-    recipe = find(name)
-    if isinstance(recipe, Calculated):
-        _print_figures(recipe, as_json=json)
-        return
-    chosen = _tier(tier)
-
-    def say(label: str) -> None:
-        if not json:
-            typer.echo(label)
+    recipe, chosen = find(name), _tier(tier)
 
     def watch(label: str) -> Watcher:
-        say(label)
-        return Watcher() if json else shown()
+        if json:
+            return Watcher()
+        typer.echo(label)
+        return shown()
 
-    if isinstance(recipe, Study):
-        outcome = carry_out(recipe, chosen, root, seeds=seeds, data_root=data_root, watch=say)
-    else:
-        outcome = reproduce_recipe(
-            recipe, chosen, root, seeds=seeds, workers=workers, data_root=data_root, watch=watch
-        )
+    outcome = reproduce_recipe(
+        recipe, chosen, root,
+        seeds=seeds, workers=workers, only=only, data_root=data_root, watch=watch,
+    )  # fmt: skip
+    if write is not None:
+        words = ["fedsieve", "reproduce", name, "--tier", tier, "--seeds", str(seeds)]
+        command = shlex.join([*words, *(["--only", only] if only else [])])
+        path = write / name / f"{tier}.jsonl"
+        results.add(path, command, [trial.line() for trial in outcome.trials])
     if json:
-        typer.echo(msgspec.json.encode(dataclasses.asdict(outcome)).decode())
+        table = dataclasses.asdict(dataclasses.replace(outcome, trials=()))
+        typer.echo(msgspec.json.encode(table).decode())
     else:
         _print_outcome(recipe, outcome)
     if outcome.unfinished:
@@ -99,28 +101,21 @@ def _list(data_root: Path | None) -> None:
     from fedsieve.cli.progress import duration
     from fedsieve.data.sources.registry import catalogue
     from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
-    from fedsieve.recipes.figure import Calculated
-    from fedsieve.recipes.recipe import Study, registered
+    from fedsieve.recipes.recipe import registered
 
     present = {line.name: line.is_present for line in catalogue(data_root)}
     table = Table("recipe", "tier", "rows", "rounds", "one core, roughly", "data", box=None)
     for recipe in registered().values():
         table.add_row(f"[bold]{recipe.name}[/bold]")
-        if isinstance(recipe, Calculated):
-            table.add_row("", "-", str(recipe.count), "0", "seconds", "none needed")
-            continue
         for tier in recipe.tiers:
             needed = ", ".join(
                 d if present.get(d.split("(")[0], True) else f"{d} (missing)"
                 for d in recipe.datasets(tier)
             )
-            if isinstance(recipe, Study):
-                cells = len(recipe.tiers[tier].cells)
-                table.add_row("", tier, f"{cells} cells", str(cells), "unknown", needed)
-                continue
             cost = estimate(recipe, tier)
-            time = "unknown" if cost.core_seconds is None else duration(cost.core_seconds)
-            table.add_row("", tier, str(cost.rows), str(cost.rounds), time, needed)
+            seconds = cost.core_seconds
+            time = "unknown" if seconds is None else duration(seconds) if seconds else "seconds"
+            table.add_row("", tier, str(cost.rows), str(cost.rounds), time, needed or "none needed")
     page = console()
     page.print(table)
     for recipe in registered().values():
@@ -133,36 +128,19 @@ def _list(data_root: Path | None) -> None:
     )
 
 
-def _print_figures(recipe: Calculated, *, as_json: bool) -> None:
-    from fedsieve.recipes import figure
-
-    judged = [(f, figure.judge(f)) for f in recipe.figures()]
-    if as_json:
-        rows = [dataclasses.asdict(f) | v._asdict() for f, v in judged]
-        typer.echo(msgspec.json.encode({"recipe": recipe.name, "figures": rows}).decode())
-        return
-    table = Table("figure", "formula", "printed", "ours", "unit", "verdict", box=None)
-    for f, verdict in judged:
-        table.add_row(f.label, f.formula, f.printed or "-", _digits(f.ours), f.unit, verdict.text)
-    page = console()
-    page.print(f"{recipe.title} ({recipe.source})", highlight=False)
-    page.print(table)
-    counts = [v.agreement for _, v in judged]
-    words = [f"{counts.count(w)} {w}" for w in dict.fromkeys(counts)]
-    page.print(f"{len(counts)} figures: {', '.join(words)}", highlight=False)
-
-
-def _print_outcome(recipe: Recipe | Study, outcome: Outcome) -> None:
+def _print_outcome(recipe: Recipe, outcome: Outcome) -> None:
     from fedsieve.cli.progress import megabytes
 
-    table = Table("row", "metric", "expected", "ours", "n", "verdict", box=None)
+    has_formulas = any(line.formula for line in outcome.lines)
+    extra = ["formula"] if has_formulas else []
+    table = Table("row", *extra, "metric", "expected", "ours", "n", "verdict", box=None)
     before = ""
     for line in outcome.lines:
         label = "" if line.row == before else line.row
         n = "-" if line.ours is None else str(line.ours.n)
-        table.add_row(
-            label, line.metric, _expected(line.expected), _ours(line.ours), n, _verdict(line)
-        )
+        words = [line.formula] if has_formulas else []
+        figures = (line.metric, _expected(line.expected), _ours(line.ours), n)
+        table.add_row(label, *words, *figures, _verdict(line))
         before = line.row
     costs = Table("row", "true bytes", "4 bytes a value", "MACs", box=None)
     for label, cost in outcome.costs.items():
@@ -181,34 +159,35 @@ def _print_outcome(recipe: Recipe | Study, outcome: Outcome) -> None:
     sources = dict.fromkeys(f"{x.metric} {_expected(x)}: {x.source}" for x in expected)
     verdicts = [line.verdict for line in outcome.lines]
     reasons = dict.fromkeys(v.text for v in verdicts if v.kind == "not comparable")
-    for text in (*sources, *reasons):
+    for text in (*(() if has_formulas else sources), *reasons):
         page.print(text, highlight=False, markup=False)
+    kinds = [verdict.kind for verdict in verdicts]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    page.print(f"{len(kinds)} figures: {counts}", highlight=False)
     if outcome.unfinished:
         page.print(f"not finished: {'; '.join(outcome.unfinished)}", highlight=False)
 
 
 def _verdict(line: Line) -> str:
-    return line.verdict.text.split(":")[0]
+    verdict = line.verdict
+    return verdict.kind if verdict.kind == "not comparable" else verdict.text
 
 
 def _expected(expected: Expected | None) -> str:
-    from fedsieve.recipes.recipe import AtLeast, AtMost, Within
+    from fedsieve.recipes.verdict import AtLeast, AtMost, Printed
 
     if expected is None:
         return "-"
-    sign = {Within: "", AtLeast: ">= ", AtMost: "<= "}[type(expected.bound)]
+    if isinstance(expected.bound, Printed):
+        return expected.bound.digits
+    sign = {AtLeast: ">= ", AtMost: "<= "}.get(type(expected.bound), "")
     return f"{sign}{expected.bound.value:.5g}"
 
 
 def _ours(ours: Measured | None) -> str:
+    """Five significant digits, whole numbers in full."""
     if ours is None:
         return "-"
     spread = "" if ours.spread is None else f" +- {ours.spread:.2g}"
-    return f"{ours.mean:.5g}{spread}"
-
-
-def _digits(value: Decimal) -> str:
-    """Six significant digits, whole numbers in full."""
-    if value == value.to_integral_value() and value < 10**9:
-        return f"{int(value):,}"
-    return f"{value:.6g}"
+    is_whole = not spread and ours.mean == int(ours.mean) and abs(ours.mean) < 1e9
+    return f"{ours.mean:,.0f}" if is_whole else f"{ours.mean:.5g}{spread}"

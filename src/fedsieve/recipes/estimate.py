@@ -40,11 +40,15 @@ class Estimate(NamedTuple):
 
 def estimate(recipe: Recipe, tier: TierName) -> Estimate:
     """What one seed of all rows takes; training is three forward passes, evaluation one."""
-    configs = [make(recipe.settings(row, tier)) for row in recipe.rows]
-    seconds = [_seconds(config) for config in configs]
+    rows = [row for row in recipe.rows_of(tier) if row.calculate is None]
+    configs = [make(recipe.settings(row, tier)) for row in rows]
+    seconds = [
+        _seconds(config) if row.measure is None else None
+        for row, config in zip(rows, configs, strict=True)
+    ]
     known = [x for x in seconds if x is not None]
     total = sum(known) if len(known) == len(seconds) else None
-    return Estimate(len(configs), sum(config.rounds for config in configs), total)
+    return Estimate(len(recipe.rows_of(tier)), sum(config.rounds for config in configs), total)
 
 
 def _seconds(config: Config) -> float | None:

@@ -8,103 +8,110 @@ Tiers, from the smallest to the paper's own setting:
     full    the setting of the paper; the only one that is judged against it
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import partial
 from operator import attrgetter
-from statistics import mean, stdev
-from typing import Any, Literal, TypeAlias, get_args
+from statistics import mean
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from fedsieve.core.errors import ConfigError, unknown
 from fedsieve.jobs.library import Record
 from fedsieve.metrics.rows import SCORES, SUMMARY
-from fedsieve.recipes.figure import Calculated
+from fedsieve.recipes.verdict import Expected, Printed
 
 TierName = Literal["smoke", "small", "medium", "full"]
 TIERS: tuple[TierName, ...] = get_args(TierName)
 Settings: TypeAlias = Mapping[str, Any]  # keywords of fedsieve.run
-Trial: TypeAlias = dict[str, dict[str, float]]  # row -> metric -> value
+Figures: TypeAlias = dict[str, float]  # metric -> value
 
 
-@dataclass(frozen=True)
-class Within:
-    """The mean over seeds lies within `tolerance` of `value`."""
+class Figure(NamedTuple):
+    """What a formula gives, in a unit, and what a paper prints for it."""
 
-    value: float
-    tolerance: float
+    label: str
+    unit: str
+    value: float | Decimal
+    formula: str
+    source: str = ""
+    printed: Printed | None = None
 
-
-@dataclass(frozen=True)
-class AtLeast:
-    """The mean over seeds is `value` or more."""
-
-    value: float
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """The mean over seeds is `value` or less."""
-
-    value: float
-
-
-Bound: TypeAlias = Within | AtLeast | AtMost
-
-
-@dataclass(frozen=True)
-class Expected:
-    """A figure of a row: which one (see METRICS), what it should be, and who says so."""
-
-    metric: str
-    bound: Bound
-    source: str
-
-    def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise ConfigError(unknown("metric", self.metric, METRICS))
+    @property
+    def expected(self) -> tuple[Expected, ...]:
+        return () if self.printed is None else (Expected(self.unit, self.printed, self.source),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of the table; `expected` holds for the tier `full` alone."""
+    """One row of the table, or several that are made together.
+
+    Figures are those of a run of `settings`, unless the row has a function that makes them.
+
+    Attributes:
+        label: names the row in its recipe.
+        settings: keywords of `fedsieve.run`, without the seed.
+        expected: holds for the tier `full` alone.
+        measure: makes rows "label: NAME" of the settings and a seed, so that they share one
+            training; what it gave is kept in the library like a run.
+        calculate: gives figures by formula, without settings or seeds.
+    """
 
     label: str
-    settings: Settings
+    settings: Settings = field(default_factory=dict)
     expected: tuple[Expected, ...] = ()
+    measure: Callable[[Settings], dict[str, Figures]] | None = None
+    calculate: Callable[[], Iterable[Figure]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
     """Settings that override those of the rows, and this tier's own figures by row label.
 
-    `own` are further settings of single rows, by label too.
+    `own` are further settings of single rows, by label too; `rows` stand in place of the recipe's.
     """
 
-    settings: Settings
+    settings: Settings = field(default_factory=dict)
     expected: Mapping[str, tuple[Expected, ...]] = field(default_factory=dict)
     own: Mapping[str, Settings] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A table to be run; `shown` are metrics in every row, expected or not."""
+    """A table to be run; `shown` are metrics in every row that is a run, expected or not."""
 
     name: str
     title: str
     source: str
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
     tiers: Mapping[TierName, Tier]
     shown: tuple[str, ...] = ("global_accuracy",)
 
     def __post_init__(self) -> None:
-        labels = {row.label for row in self.rows}
-        named = (x for tier in self.tiers.values() for x in (*tier.expected, *tier.own))
-        strangers = set(named) - labels
-        if len(labels) < len(self.rows) or strangers:
-            raise ConfigError(
-                f"recipe {self.name}: labels of rows must differ, and tiers may expect figures of "
-                f"these alone: {sorted(labels)}; found {sorted(strangers)} beside them."
-            )
+        for name, tier in self.tiers.items():
+            rows = self.rows_of(name)
+            labels = {row.label for row in rows}
+            named = {x.split(": ")[0] for x in (*tier.expected, *tier.own)}
+            if len(labels) < len(rows) or named - labels:
+                raise ConfigError(
+                    f"recipe {self.name}: labels of rows must differ, and tiers may expect figures "
+                    f"of these alone: {sorted(labels)}; found {sorted(named - labels)} beside them."
+                )
+            expected = (*tier.expected.values(), *(row.expected for row in rows))
+            for metric in (*self.shown, *(x.metric for found in expected for x in found)):
+                if metric not in METRICS:
+                    raise ConfigError(f"recipe {self.name}: {unknown('metric', metric, METRICS)}")
+
+    def rows_of(self, tier: TierName) -> tuple[Row, ...]:
+        """The rows of a tier.
+
+        Raises:
+            ConfigError: the recipe has no such tier.
+        """
+        if tier not in self.tiers:
+            raise ConfigError(unknown(f"tier of {self.name}", tier, self.tiers))
+        return self.tiers[tier].rows or self.rows
 
     def settings(self, row: Row, tier: TierName) -> dict[str, Any]:
         """Keywords of fedsieve.run for a row in a tier, without the seed.
@@ -117,7 +124,8 @@ class Recipe:
 
     def datasets(self, tier: TierName) -> tuple[str, ...]:
         """The data sets that a tier needs."""
-        names = (str(self.settings(row, tier).get("dataset", "digits")) for row in self.rows)
+        rows = (row for row in self.rows_of(tier) if row.calculate is None)
+        names = (str(self.settings(row, tier).get("dataset", "digits")) for row in rows)
         return tuple(dict.fromkeys(names))
 
     def departure(self, row: Row, tier: TierName) -> str:
@@ -126,69 +134,6 @@ class Recipe:
         there = self.settings(row, "full") if "full" in self.tiers else {}
         names = [n for n in {**there, **here} if here.get(n) != there.get(n)]
         return ", ".join(f"{n} {_word(here, n)} in place of {_word(there, n)}" for n in names)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyTier:
-    """Cells by name, and what rows of them are expected to give, as "cell: row"."""
-
-    cells: Mapping[str, Settings]
-    expected: Mapping[str, tuple[Expected, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """Tables whose rows share one training, so that they are compared on the same networks.
-
-    A cell is a setting; `measure` makes one trial of it, with a seed, which has all rows.
-    """
-
-    name: str
-    title: str
-    source: str
-    tiers: Mapping[TierName, StudyTier]
-    measure: Callable[[Settings], Trial]
-
-    def datasets(self, tier: TierName) -> tuple[str, ...]:
-        """The data sets that a tier needs."""
-        cells = self.tiers[tier].cells.values()
-        return tuple(dict.fromkeys(str(cell.get("dataset", "digits")) for cell in cells))
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Mean and sample standard deviation over n seeds; no deviation for one."""
-
-    mean: float
-    spread: float | None
-    n: int
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How a row compares with what was expected of it."""
-
-    kind: Literal["within", "off", "not comparable", "no figure", "not run"]
-    text: str
-
-
-def measured(values: list[float]) -> Measured | None:
-    """Mean and spread over seeds, or None without any."""
-    if not values:
-        return None
-    return Measured(mean(values), stdev(values) if len(values) > 1 else None, len(values))
-
-
-def judge(ours: Measured | None, expected: Expected | None, departure: str = "") -> Verdict:
-    """Compare a measured figure with the expected one, unless settings departed from it."""
-    if ours is None:
-        return Verdict("not run", "not run")
-    if expected is None:
-        return Verdict("no figure", "no figure")
-    if departure:
-        return Verdict("not comparable", f"not comparable: {departure}")
-    is_met, text = _compare(ours.mean, expected.bound)
-    return Verdict("within" if is_met else "off", text)
 
 
 def _late(name: str, record: Record) -> float | None:
@@ -226,12 +171,10 @@ METRICS: dict[str, Callable[[Record], float | None]] = {
     "macs_appendix_per_client": lambda r: _per_client(r, "macs_appendix"),
     "macs_code_per_client": lambda r: _per_client(r, "macs_code"),
 }
-
-AnyRecipe: TypeAlias = Recipe | Calculated | Study
-_recipes: dict[str, AnyRecipe] = {}
+_recipes: dict[str, Recipe] = {}
 
 
-def register(recipe: AnyRecipe) -> AnyRecipe:
+def register(recipe: Recipe) -> Recipe:
     """Make a recipe known under its name."""
     if _recipes.get(recipe.name, recipe) != recipe:
         raise ConfigError(f"recipe {recipe.name!r} is registered already.")
@@ -239,12 +182,12 @@ def register(recipe: AnyRecipe) -> AnyRecipe:
     return recipe
 
 
-def registered() -> dict[str, AnyRecipe]:
+def registered() -> dict[str, Recipe]:
     """All known recipes by name."""
     return dict(sorted(_recipes.items()))
 
 
-def find(name: str) -> AnyRecipe:
+def find(name: str) -> Recipe:
     """The recipe called `name`, or ConfigError with the nearest known name."""
     if name not in _recipes:
         raise ConfigError(unknown("recipe", name, _recipes))
@@ -253,16 +196,3 @@ def find(name: str) -> AnyRecipe:
 
 def _word(settings: Settings, name: str) -> str:
     return str(settings.get(name, "the default"))
-
-
-def _compare(value: float, bound: Bound) -> tuple[bool, str]:
-    off = value - bound.value
-    if isinstance(bound, AtLeast):
-        return off >= 0, f"{'at least' if off >= 0 else f'{-off:.4g} below'} {bound.value:g}"
-    if isinstance(bound, AtMost):
-        return off <= 0, f"{'at most' if off <= 0 else f'{off:.4g} above'} {bound.value:g}"
-    if abs(off) <= 1e-9 * abs(bound.value):
-        return True, "equal"
-    if abs(off) <= bound.tolerance:
-        return True, f"within {bound.tolerance:.3g}"
-    return False, f"off by {off:+.4g} (tolerance {bound.tolerance:.3g})"

@@ -1,29 +1,16 @@
-"""One file per paper table: settings, expected figures, tiers; importing them registers them."""
+"""One file per paper: settings, expected figures, tiers; importing them registers them."""
 
 from fedsieve.recipes.papers import (
     attacks,
-    communication_totals,
-    dense_flops,
     em_fashion_mnist,
     fedsparse,
-    flops_synthetic,
-    matching_one_shot,
-    matching_rounds,
-    spafl_fashion_mnist,
-    spafl_tables,
+    flops,
+    matching,
+    spafl,
+    totals,
     vardrop,
 )
 
 __all__ = [
-    "attacks",
-    "communication_totals",
-    "dense_flops",
-    "em_fashion_mnist",
-    "fedsparse",
-    "flops_synthetic",
-    "matching_one_shot",
-    "matching_rounds",
-    "spafl_fashion_mnist",
-    "spafl_tables",
-    "vardrop",
-]
+    "attacks", "em_fashion_mnist", "fedsparse", "flops", "matching", "spafl", "totals", "vardrop",
+]  # fmt: skip

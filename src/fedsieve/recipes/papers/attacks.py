@@ -9,7 +9,8 @@ Differs  methods run with their defaults. A row is expected to stay within 3 poi
          1 point where nobody lies.
 """
 
-from fedsieve.recipes.recipe import AtLeast, Expected, Recipe, Row, Settings, Tier, register
+from fedsieve.recipes.recipe import Recipe, Row, Settings, Tier, register
+from fedsieve.recipes.verdict import AtLeast, Expected
 
 ATTACKS: dict[str, str | None] = {
     "no attack": None,

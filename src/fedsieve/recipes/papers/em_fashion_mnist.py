@@ -7,7 +7,8 @@ Differs  the paper feeds pixels 0..255 with rate 0.001, here inputs are standard
          0.01, so accuracies have no printed counterpart. FedProx and FedOpt are not in its tables.
 """
 
-from fedsieve.recipes.recipe import AtLeast, Expected, Recipe, Row, Tier, Within, register
+from fedsieve.recipes.recipe import Recipe, Row, Tier, register
+from fedsieve.recipes.verdict import AtLeast, Expected, Within
 
 SHARED = {
     "dataset": "fashion_mnist",

@@ -17,7 +17,8 @@ Differs  Femnist is not at hand: MNIST by writer and EMNIST letters stand in for
 
 from collections.abc import Iterable
 
-from fedsieve.recipes.recipe import AtLeast, Expected, Recipe, Row, Settings, Tier, Within, register
+from fedsieve.recipes.recipe import Recipe, Row, Settings, Tier, register
+from fedsieve.recipes.verdict import AtLeast, Expected, Within
 
 SHARED = {
     "cohort": 10,

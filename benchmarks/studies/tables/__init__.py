@@ -1,0 +1,16 @@
+"""How the tables of docs/results are made of stored results: one file for each page."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tables import attacks, defaults, fedsparse, flops, matching, spafl, vardrop
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    **attacks.TABLES,
+    **defaults.TABLES,
+    **fedsparse.TABLES,
+    **flops.TABLES,
+    **matching.TABLES,
+    **spafl.TABLES,
+    **vardrop.TABLES,
+}
