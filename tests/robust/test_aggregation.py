@@ -124,6 +124,16 @@ def test_a_tensor_that_some_masks_do_not_name_was_sent_whole_by_those(rule):
         assert all(up.weights["w"].tolist() == [2.0, 0.0] for up in combined), odd
 
 
+@pytest.mark.parametrize("rule", ["trimmed_mean(0.4)", "median", "geometric_median"])
+def test_a_tensor_that_some_replies_lack_is_estimated_over_the_others(rule):
+    ups, downs = sparse([[3.0, 1.0]] * 10)
+    short = [up._replace(mask={}, weights={}) if k < 3 else up for k, up in enumerate(ups)]
+    combined = rule_of(rule).combine(Replies(short, downs))
+    assert [up.weights for up in combined[:3]] == [{}] * 3
+    for up in combined[3:]:
+        assert up.weights["w"].tolist() == pytest.approx([3.0, 1.0])
+
+
 @pytest.mark.parametrize("rule", [TrimmedMean(0.2), TrimmedMean(0.4), Median()])
 def test_liars_move_no_entry_beyond_what_honest_clients_send(rule):
     rng = np.random.default_rng(0)

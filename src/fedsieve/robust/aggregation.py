@@ -25,7 +25,7 @@ from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.core.options import in_range
 from fedsieve.robust.updates import MedianNorm, clipped, entries, has_updates
 
-Estimate: TypeAlias = Callable[[Tensor], Tensor]  # (clients, ...) -> (...)
+Estimate: TypeAlias = Callable[[Tensor, Sequence[int]], Tensor]  # of values of these clients
 
 
 class Replies(NamedTuple):
@@ -83,9 +83,9 @@ class GeometricMedian:
             inverse = 1 / distances.clamp(min=1e-6 * float(distances.median()) + 1e-30)
             weights = inverse / inverse.sum()
 
-        def point(values: Tensor) -> Tensor:
-            share = weights.to(values.dtype).view(-1, *[1] * (values.dim() - 1))
-            return (share * values).sum(0)
+        def point(values: Tensor, clients: Sequence[int]) -> Tensor:
+            share = (weights[clients] / weights[clients].sum()).to(values.dtype)
+            return (share.view(-1, *[1] * (values.dim() - 1)) * values).sum(0)
 
         return _replaced(replies.ups, point, (len(products) - 1) // 2)
 
@@ -194,13 +194,11 @@ def check(rule: Aggregation, method: AnyMethod, name: str) -> None:
 
 
 def _by_entry(ups: Sequence[Any], trimmed: Callable[[int], int]) -> list[Any]:
-    cut = trimmed(len(ups))
-
-    def estimate(values: Tensor) -> Tensor:
-        ordered = values.sort(dim=0).values
+    def estimate(values: Tensor, _: Sequence[int]) -> Tensor:
+        cut, ordered = trimmed(len(values)), values.sort(dim=0).values
         return ordered[cut : len(values) - cut].mean(0)
 
-    return _replaced(ups, estimate, cut)
+    return _replaced(ups, estimate, trimmed(len(ups)))
 
 
 def _replaced(ups: Sequence[Any], estimate: Estimate, false: int) -> list[Any]:
@@ -213,7 +211,8 @@ def _replaced(ups: Sequence[Any], estimate: Estimate, false: int) -> list[Any]:
         if isinstance(role, Natural):
             same = values if role.is_sender else [median_low(values)] * len(ups)
         elif isinstance(role, Number):
-            same = [float(estimate(torch.tensor(values, dtype=torch.float64)))] * len(ups)
+            numbers = torch.tensor(values, dtype=torch.float64)
+            same = [float(estimate(numbers, range(len(ups))))] * len(ups)
         else:
             same = [dict(value) for value in values]
         for own, value in zip(new, same, strict=True):
@@ -233,49 +232,46 @@ def _replaced(ups: Sequence[Any], estimate: Estimate, false: int) -> list[Any]:
 
 def _vote(bits: list[Params], false: int) -> None:
     """A bit that no more than `false` clients set is set by none, one that as few lack by all."""
-    for name, having in _by_name(bits).items():
-        stacked = torch.stack([own[name] for own in having])
-        votes = stacked.sum(0)
-        lowest, highest = votes > len(having) - 1 - false, votes > false
-        for own in having:
-            own[name] = (own[name] | lowest) & highest
+    for name, clients in _by_name(bits).items():
+        votes = torch.stack([bits[k][name] for k in clients]).sum(0)
+        lowest, highest = votes > len(clients) - 1 - false, votes > false
+        for k in clients:
+            bits[k][name] = (bits[k][name] | lowest) & highest
 
 
 def _replace_whole(values: list[Params], estimate: Estimate) -> None:
-    for name, having in _by_name(values).items():
-        if not having[0][name].is_floating_point():
+    for name, clients in _by_name(values).items():
+        if not values[clients[0]][name].is_floating_point():
             continue
-        same = estimate(torch.stack([own[name] for own in having]))
-        for own in having:
-            own[name] = same
+        same = estimate(torch.stack([values[k][name] for k in clients]), clients)
+        for k in clients:
+            values[k][name] = same
 
 
 def _replace_kept(
     values: list[Params], before: list[Params], after: list[Params], estimate: Estimate
 ) -> None:
     """Values over those who sent them; the others' are 0."""
-    sent = {id(own): pair for own, *pair in zip(values, before, after, strict=True)}
-    for name, having in _by_name(values).items():
-        stacked = torch.stack([own[name] for own in having])
-        same = estimate(stacked)
-        masks = [sent[id(own)] for own in having]
-        named = next((old[name] for old, _ in masks if name in old), None)
+    for name, clients in _by_name(values).items():
+        stacked = torch.stack([values[k][name] for k in clients])
+        same = estimate(stacked, clients)
+        named = next((before[k][name] for k in clients if name in before[k]), None)
         if named is None:  # what no mask names travels whole
-            for own in having:
-                own[name] = same
+            for k in clients:
+                values[k][name] = same
             continue
         whole = torch.ones_like(named)  # as it does from a client whose mask lacks it
-        bits = torch.stack([old.get(name, whole) for old, _ in masks]).to(stacked.dtype)
-        share = estimate(bits).expand_as(same)
+        bits = torch.stack([before[k].get(name, whole) for k in clients]).to(stacked.dtype)
+        share = estimate(bits, clients).expand_as(same)
         same = torch.where(share > 0, same / share.where(share > 0, 1), 0)
-        for own, (_, new) in zip(having, masks, strict=True):
-            own[name] = same * new.get(name, whole)
+        for k in clients:
+            values[k][name] = same * after[k].get(name, whole)
 
 
-def _by_name(trees: list[Params]) -> dict[str, list[Params]]:
-    """Those that have a tensor, by its name; a client may have sent none."""
-    names = dict.fromkeys(name for own in trees for name in own)
-    return {name: [own for own in trees if name in own] for name in names}
+def _by_name(trees: list[Params]) -> dict[str, list[int]]:
+    """The clients that have sent a tensor, by its name."""
+    names = dict.fromkeys(name for tree in trees for name in tree)
+    return {name: [k for k, tree in enumerate(trees) if name in tree] for name in names}
 
 
 def _products(replies: Replies) -> Tensor:
