@@ -25,7 +25,10 @@ from fedsieve.jobs.config import SETTINGS
 from small import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [  # walk-throughs for contributors add what they name: tests/docs carries them out
+    ROOT / "README.md",
+    *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "contributing"),
+]
 NEW_METHOD = "fed_topk"
 
 
