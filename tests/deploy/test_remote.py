@@ -140,7 +140,7 @@ def test_a_forged_or_malformed_answer_is_a_failure_of_its_sender_alone(forgery, 
         return FORGERIES[forgery](good, signing) if is_bad else good
 
     job = stateful(rounds=3)
-    there = Deployed(job, tmp_path, change, keys=signing, limit_bytes=200_000).play()
+    there = Deployed(job, tmp_path, change, keys=signing, max_bytes=200_000).play()
     assert [row.lost for row in there.rows] == [[], [1], []]
     assert there.summary.model_hash == absent(job, there.rows).summary.model_hash
 

@@ -45,7 +45,7 @@ with atheris.instrument_imports(include=["fedsieve.wire"]) if atheris else nullc
     from fedsieve.wire.values import SPARSE
 
 SLACK_BYTES = 30_000  # Python's own objects: schema, header, blocks, error texts
-MOST_SECONDS = 1.0  # of CPU, for messages of 60 kB at most
+MAX_SECONDS = 1.0  # of CPU, for messages of 60 kB at most
 SAMPLED = 100  # of so many frames, the memory of one is measured
 
 
@@ -145,7 +145,7 @@ def is_refused(case: Case) -> bool:
     except WireError:
         return True
     finally:
-        if (spent := time.process_time() - started) > MOST_SECONDS:
+        if (spent := time.process_time() - started) > MAX_SECONDS:
             raise AssertionError(f"took {spent:.1f} s")
     if not case.is_sealed:
         raise AssertionError("damage went unnoticed")

@@ -283,13 +283,15 @@ def test_rising_thresholds_shrink_the_dominant_side_of_a_row(norm, count):
     change = torch.tensor([0.18, 0.18, 0.18])
     zeros = {NAME: torch.zeros(3)}
     for sign in (1, -1):
-        heard = method._heard(Down(zeros, {NAME: sign * change}, {}, 1), state, is_sampled=True)
+        heard = method._with_thresholds(
+            Down(zeros, {NAME: sign * change}, {}, 1), state, is_sampled=True
+        )
         moved = heard.weights[NAME] - weight
         step = sign * 0.18 / count
         expected = torch.tensor([-step, step, 0.0]).view(3, 1, 1, 1).expand_as(moved)
         torch.testing.assert_close(moved, expected, rtol=0, atol=1e-7)
         assert heard.weights["2.weight"] is state.own.weights["2.weight"]
-    still = method._heard(Down(zeros, zeros, {}, 1), state, is_sampled=True)
+    still = method._with_thresholds(Down(zeros, zeros, {}, 1), state, is_sampled=True)
     assert torch.equal(still.weights[NAME], weight)
 
 

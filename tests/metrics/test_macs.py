@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedsieve.metrics.macs import Macs, density, training_macs
-from fedsieve.models.spec import trace
+from fedsieve.models.trace import trace
 from fedsieve.models.zoo.lenet import Lenet5Caffe
 from fedsieve.models.zoo.lstm import Lstm
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedsieve.core.errors import ConfigError, ModelError
 from fedsieve.core.options import name_of, spell
-from fedsieve.models.spec import trace
+from fedsieve.models.trace import trace
 from fedsieve.models.zoo.lstm import Lstm, StackedLstm
 from fedsieve.models.zoo.registry import MODELS, read_model
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsieve.models.spec import trace
 from fedsieve.models.task import ModelTask
+from fedsieve.models.trace import trace
 from fedsieve.models.zoo.resnet import Resnet8
 from fedsieve.sparsity.compaction import (
     alive_channels,

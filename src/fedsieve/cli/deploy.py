@@ -9,6 +9,7 @@ import typer
 
 from fedsieve.cli import settings as s
 from fedsieve.core.errors import ConfigError
+from fedsieve.deploy import MAX_MESSAGE_MB
 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS and no keys: for a trial on this machine.")
@@ -34,7 +35,9 @@ def deploy(
     min_nodes: Annotated[
         int | None, typer.Option(help="Nodes to wait for before the start (all).")
     ] = None,
-    max_message_mb: Annotated[int, typer.Option(help="Largest answer that is read.")] = 2000,
+    max_message_mb: Annotated[
+        int, typer.Option(help="Largest answer that is read.")
+    ] = MAX_MESSAGE_MB,
     superlink: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="A SuperLink that runs already.")
     ] = None,

@@ -13,6 +13,7 @@ from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass
 
 from fedsieve.core.errors import WireError
+from fedsieve.deploy import MAX_MESSAGE_MB
 from fedsieve.deploy.envelope import (
     Answer,
     Call,
@@ -63,7 +64,7 @@ class Terms:
     hello: Hello
     num_clients: int
     seconds: float = 600.0  # for an exchange
-    limit_bytes: int = 2**31
+    max_bytes: int = MAX_MESSAGE_MB * 10**6
     poll_seconds: float = 0.1
     key: Private | None = None
     nodes: Mapping[int, Public] | None = None  # by client; None in a trial without keys
@@ -263,8 +264,8 @@ class Remote:
 
     def _verified(self, node: int, envelope: bytes, call: bytes) -> Answer:
         """The answer in an envelope, verified: its sender, and that it answers this call."""
-        if len(envelope) > self._terms.limit_bytes:
-            raise WireError(f"{len(envelope)} bytes, {self._terms.limit_bytes} are allowed.")
+        if len(envelope) > self._terms.max_bytes:
+            raise WireError(f"{len(envelope)} bytes, {self._terms.max_bytes} are allowed.")
         client = peek(envelope, Answer).client
         if not 0 <= client < self._terms.num_clients:
             raise WireError(f"there is no client {client}.")

@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ca: str = ""  # files; empty in a trial without TLS
     certificate: str = ""
     key: str = ""
-    limit_bytes: int = 64 * 2**20  # of one request: Flower sends large messages in pieces of 5 MiB
+    max_bytes: int = 64 * 2**20  # of one request: Flower sends large messages in pieces of 5 MiB
     patience: float = 30.0  # seconds for a request to arrive, and between two of them
     traffic: str  # file to which bytes on the wire are written
     news: str = ""  # datagram socket: the server sends a byte when there are messages
@@ -117,7 +117,7 @@ class Proxy:
             ),
             timeout=120,
         )
-        self._limit, self._patience, self._waiting = settings.limit_bytes, settings.patience, 0
+        self._limit, self._patience, self._waiting = settings.max_bytes, settings.patience, 0
         self._can_hold = bool(settings.news)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -27,7 +27,7 @@ from fedsieve.core import tree
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.options import in_range
-from fedsieve.deploy import proxy, traffic
+from fedsieve.deploy import MAX_MESSAGE_MB, proxy, traffic
 from fedsieve.deploy.dispatch import Remote, Terms
 from fedsieve.deploy.envelope import Hello
 from fedsieve.deploy.flower.server import SuperLink
@@ -78,7 +78,7 @@ class Server:
     round_timeout: float = 600.0
     over_select: int = 0
     min_nodes: int | None = None
-    max_message_mb: int = 2000
+    max_message_mb: int = MAX_MESSAGE_MB
 
     def __post_init__(self) -> None:
         in_range("--port", self.port, 1, 65535)
@@ -178,7 +178,7 @@ def _connected(
             hello=hello_of(job),
             num_clients=job.federation.num_clients,
             seconds=server.round_timeout,
-            limit_bytes=server.max_message_mb * 10**6,
+            max_bytes=server.max_message_mb * 10**6,
             key=None if server.certs is None else read_private(server.certs / "sign"),
             nodes=keys,
         )

@@ -1,4 +1,4 @@
-"""The settings of a job that the loop needs, and who is invited to a round."""
+"""The settings of a job that the loop needs, and the clients of a round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from fedsieve.robust.updates import Clip
 from fedsieve.wire import Precision
 
 
-class Invited(NamedTuple):
+class Selected(NamedTuple):
     """Clients asked to take part, and how many of them beyond the method's cohort."""
 
     clients: list[int]
@@ -47,7 +47,7 @@ class Plan:
     spare: int = 0  # clients invited beyond the cohort; the first to answer count
     record: Mapping[int, Row] = field(default_factory=dict)  # rounds to be played as they went
 
-    def invite(self, method: AnyMethod, done: int, num_clients: int) -> Invited:
+    def select(self, method: AnyMethod, done: int, num_clients: int) -> Selected:
         """Choose the clients of the round after `done` rounds."""
         asked, draw, reaches_all = method.cohort(self.cohort, done)
         size = num_clients if asked is None else asked
@@ -58,7 +58,7 @@ class Plan:
         row = self.record.get(done + 1)
         spare = min(self.spare if row is None else row.spare, num_clients - size)
         drawn = keys.sample(fold(self.seed, "cohort", draw), num_clients, size + spare)
-        return Invited(drawn, spare, reaches_all)
+        return Selected(drawn, spare, reaches_all)
 
     def recorded(self, number: int) -> Recorded:
         """Clients that failed and that came late in the record of round `number`."""

@@ -16,7 +16,7 @@ from fedsieve.engine.rounds import RoundResult
 from fedsieve.metrics.rows import Row, read_row
 
 log = logging.getLogger("fedsieve")
-MOST_SUPPORTS = 40
+MAX_SUPPORTS = 40
 
 
 class Records:
@@ -50,7 +50,7 @@ class Records:
         name = f"{number:07d}.{'bits' if is_mask else 'gates'}"
         self._write(f"supports/{name}", data.tobytes())
         kept = kept_supports(self._run)
-        if len(kept) > MOST_SUPPORTS:
+        if len(kept) > MAX_SUPPORTS:
             rounds = [int(path.stem) for path in kept]
             gaps = [after - before for before, after in zip(rounds, rounds[2:], strict=False)]
             self._drop(kept[1 + gaps.index(min(gaps))])  # the one between the nearest neighbours

@@ -37,7 +37,7 @@ from fedsieve.metrics.macs import Macs
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.schema import Hash
 
-_MOST = 2**56  # sums over a cohort stay far from 2**64, which no row can hold
+_MAX_AMOUNT = 2**56  # sums over a cohort stay far from 2**64, which no row can hold
 # Lengths are checked before a table is read: else each byte might take a dozen in memory.
 _FEW, _MANY, _CLIENTS = Meta(max_length=2**10), Meta(max_length=2**14), Meta(max_length=2**20)
 
@@ -49,7 +49,7 @@ class Blob(NamedTuple):
     is_shared: bool = False  # the same for many clients: a peer that holds it is not sent it again
 
 
-Amount: TypeAlias = Annotated[int, Meta(ge=0, lt=_MOST)]
+Amount: TypeAlias = Annotated[int, Meta(ge=0, lt=_MAX_AMOUNT)]
 Shards: TypeAlias = Annotated[tuple[int, ...], _CLIENTS]
 Broadcast: TypeAlias = Annotated[bytes, Blob("bytes", is_shared=True)]
 Model: TypeAlias = Annotated[Params, Blob("params", is_shared=True)]
@@ -140,7 +140,7 @@ class Share(NamedTuple):
     """Share of non-zeros in a tensor, and its size."""
 
     density: Annotated[float, Meta(ge=0, le=1)]
-    size: Annotated[int, Meta(ge=1, lt=_MOST)]
+    size: Annotated[int, Meta(ge=1, lt=_MAX_AMOUNT)]
 
 
 class Tallies(NamedTuple):
@@ -388,7 +388,7 @@ def _receipt(where: str, slot: Any, kind: Any) -> Receipt:
 
 def _check(message: object) -> None:
     """Raise WireError where values do not go together, or are no possible ones."""
-    if isinstance(message, Reply) and not all(0 <= count < _MOST for count in message.macs):
+    if isinstance(message, Reply) and not all(0 <= count < _MAX_AMOUNT for count in message.macs):
         raise WireError(f"Reply.macs: {tuple(message.macs)} are impossible.")
     if isinstance(message, Tallies):
         rows = message.tallies

@@ -126,7 +126,7 @@ class Rounds:
     def _round(self, position: Checkpoint) -> RoundResult:
         started = time.perf_counter()
         number, caches, masks = position.done + 1, dict(position.caches), position.masks
-        cohort, spare, reaches_all = self.plan.invite(
+        cohort, spare, reaches_all = self.plan.select(
             self.method, position.done, self.federation.num_clients
         )
         key = fold(self.plan.seed, "broadcast", number)

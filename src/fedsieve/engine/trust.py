@@ -17,7 +17,7 @@ from fedsieve.engine.requests import Failure
 from fedsieve.robust.aggregation import Mean, Replies
 from fedsieve.robust.updates import clipped
 
-MOST_EXAMPLES = 10**11  # of one client; sums over all stay within 63 bits
+MAX_EXAMPLES = 10**11  # of one client; sums over all stay within 63 bits
 BLOWN_UP = 1e9  # times the largest value before, or 1
 
 
@@ -34,8 +34,8 @@ def wrong_claim(up: Any, client: int, examples: int | None) -> str:
             return f"{name}: it is signed by client {claim}"
         if role.is_examples and examples is not None and claim != examples:
             return f"{name}: it claims {claim}, it is known to have {examples}"
-        if role.is_examples and claim > MOST_EXAMPLES:
-            return f"{name}: it claims {claim}, the most that is believed is {MOST_EXAMPLES}"
+        if role.is_examples and claim > MAX_EXAMPLES:
+            return f"{name}: it claims {claim}, the most that is believed is {MAX_EXAMPLES}"
     return ""
 
 

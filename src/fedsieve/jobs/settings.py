@@ -14,7 +14,7 @@ from fedsieve.core.options import in_range
 from fedsieve.data import InputScale
 from fedsieve.wire import Precision
 
-MOST = 10**7 - 1  # rounds and clients: their numbers have seven digits in the names of files
+MAX_COUNT = 10**7 - 1  # rounds and clients: their numbers have seven digits in the names of files
 ALWAYS = 10**9  # more than any run has
 JOB = "Job"
 DATA = "Data and clients"
@@ -71,17 +71,21 @@ class Config:
         Setting(DATA, "Images with mean 0 and deviation 1, from 0 to 1, or from 0 to 255."),
     ] = "standard"
     clients: Annotated[
-        int | None, Setting(DATA, "How many (20; natural partitions: all there are).", 1, MOST)
+        int | None, Setting(DATA, "How many (20; natural partitions: all there are).", 1, MAX_COUNT)
     ] = None
     cohort: Annotated[
         int | None,
         Setting(
-            DATA, "How many take part in a round (10, or all if fewer).", 1, MOST, can_tune=True
+            DATA,
+            "How many take part in a round (10, or all if fewer).",
+            1,
+            MAX_COUNT,
+            can_tune=True,
         ),
     ] = None
-    rounds: Annotated[int, Setting(TRAINING, "Communication rounds.", 1, MOST, can_resume=True)] = (
-        30
-    )
+    rounds: Annotated[
+        int, Setting(TRAINING, "Communication rounds.", 1, MAX_COUNT, can_resume=True)
+    ] = 30
     epochs: Annotated[
         int, Setting(TRAINING, "Passes over a client's data in a round.", 1, ALWAYS, can_tune=True)
     ] = 2
@@ -123,7 +127,7 @@ class Config:
             TRUST,
             "Stop if fewer clients give a usable answer (none: if more fail than do).",
             1,
-            MOST,
+            MAX_COUNT,
             can_resume=True,
         ),
     ] = None
@@ -171,7 +175,7 @@ class Config:
             MESSAGES,
             "Rounds whose messages are kept for `fedsieve inspect`.",
             1,
-            MOST,
+            MAX_COUNT,
             metavar="1,10",
             decides=False,
         ),

@@ -23,7 +23,7 @@ from fedsieve.metrics import rows as metrics
 from fedsieve.metrics.rows import Row
 
 log = logging.getLogger(__name__)
-MOST_METRICS, MOST_PARAMS = 1000, 100  # that MLflow takes at once
+MAX_METRICS, MAX_PARAMS = 1000, 100  # that MLflow takes at once
 
 
 class Several(Watcher):
@@ -179,8 +179,8 @@ class MLflow(Tracker):
         name = f"{config.method} on {config.dataset}"
         self._run = self._client.create_run(self._place, run_name=name).info.run_id
         pairs = [self._entities.Param(n, str(v)) for n, v in params(config).items()]
-        for start in range(0, len(pairs), MOST_PARAMS):
-            self._client.log_batch(self._run, params=pairs[start : start + MOST_PARAMS])
+        for start in range(0, len(pairs), MAX_PARAMS):
+            self._client.log_batch(self._run, params=pairs[start : start + MAX_PARAMS])
 
     def _record(self, rows: Sequence[Row]) -> None:
         self._send([(n, v, row.round) for row in rows for n, v in numbers(row).items()])
@@ -193,8 +193,8 @@ class MLflow(Tracker):
     def _send(self, figures: list[tuple[str, float, int]]) -> None:
         now = int(time.time() * 1000)
         metrics = [self._entities.Metric(name, value, now, step) for name, value, step in figures]
-        for start in range(0, len(metrics), MOST_METRICS):
-            self._client.log_batch(self._run, metrics=metrics[start : start + MOST_METRICS])
+        for start in range(0, len(metrics), MAX_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[start : start + MAX_METRICS])
 
 
 KINDS: dict[str, Callable[[str], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}

@@ -214,7 +214,7 @@ class SpaFL(Method[Server, State, Down, Up]):
     def client_update(
         self, down: Down, state: State, data: Batches, key: Key
     ) -> tuple[Up, State, Metrics]:
-        own = self._heard(down, state, is_sampled=True)
+        own = self._with_thresholds(down, state, is_sampled=True)
         trained = self.train(own, state.moments, data, down.rounds, key)
         sent = trained.own.thresholds if self.share else {}
         settled, _ = self.rule.settled(*trained.own)
@@ -228,7 +228,7 @@ class SpaFL(Method[Server, State, Down, Up]):
         return Up(sent, self._norms(trained.own.weights)), after, metrics
 
     def observe(self, down: Down, state: State) -> State:
-        return state._replace(own=self._heard(down, state), heard=down.thresholds)
+        return state._replace(own=self._with_thresholds(down, state), heard=down.thresholds)
 
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
         thresholds, norms = (tree.weighted_mean((r[i], 1) for r in round.replies) for i in (0, 1))
@@ -240,7 +240,9 @@ class SpaFL(Method[Server, State, Down, Up]):
             return None
         own = state.own
         if self._reaches_all:  # the new thresholds are on their way
-            own = self._heard(Down(server.thresholds, {}, server.norms, server.rounds), state)
+            own = self._with_thresholds(
+                Down(server.thresholds, {}, server.norms, server.rounds), state
+            )
         return self.pruned(own)
 
     def paper_bytes(self, message: Down | Up) -> int:
@@ -384,7 +386,7 @@ class SpaFL(Method[Server, State, Down, Up]):
         weights = {x.weight: own.weights[x.weight].clamp(-1, 1) for x in self.masked}
         return Local(own.weights | weights, {n: t.clamp(0, 1) for n, t in own.thresholds.items()})
 
-    def _heard(self, down: Down, state: State, *, is_sampled: bool = False) -> Local:
+    def _with_thresholds(self, down: Down, state: State, *, is_sampled: bool = False) -> Local:
         """A client's own after a broadcast (section 5, steps 2 and 3)."""
         weights, thresholds = state.own
         if not self.share:
@@ -394,11 +396,12 @@ class SpaFL(Method[Server, State, Down, Up]):
         if self.importance and (is_sampled or self.importance_scope == "all"):
             change = down.change or tree.subtract(down.thresholds, state.heard)
             weights = weights | {
-                x.weight: self._follow(weights[x.weight], change[x.weight], x) for x in self.masked
+                x.weight: self._importance_update(weights[x.weight], change[x.weight], x)
+                for x in self.masked
             }
         return Local(weights, thresholds)
 
-    def _follow(self, weight: Tensor, change: Tensor, layer: Layer) -> Tensor:
+    def _importance_update(self, weight: Tensor, change: Tensor, layer: Layer) -> Tensor:
         """Rising thresholds shrink the dominant side of a row: w - sign(sum w) Delta / nu."""
         is_kernel = self.importance_norm == "kernel" and layer.kind in {"conv", "depthwise"}
         count = math.prod(layer.shape[2:] if is_kernel else layer.shape[1:])

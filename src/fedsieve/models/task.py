@@ -15,7 +15,7 @@ from fedsieve.core.keys import Key
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batch, Task
 from fedsieve.models.objective import OBJECTIVES, Kind
-from fedsieve.models.spec import trace
+from fedsieve.models.trace import trace
 from fedsieve.optim.local import layout
 
 

@@ -20,7 +20,7 @@ from fedsieve.report.figures import (
 from fedsieve.report.markup import Block, Content, Figure, Grid, Listing, Note, Table, cell
 from fedsieve.report.sections import percent_axis
 
-MOST_CLIENTS, MOST_CLASSES, MOST_TENSORS = 60, 100, 200
+MAX_CLIENTS, MAX_CLASSES, MAX_TENSORS = 60, 100, 200
 PARTS = ("header", "mask", "value")
 KEYS = (("header", "header"), ("masks", "mask"), ("values", "value"), ("papers' formula", "mark"))
 
@@ -61,8 +61,8 @@ def _split(run: Run) -> Figure:
     caption = f"{s.dataset}: {split}"
     if isinstance(clients, str):
         return Figure(None, caption, why=clients)
-    shown = spread(clients, MOST_CLIENTS)
-    classes = min(len(shown[0].classes), MOST_CLASSES)
+    shown = spread(clients, MAX_CLIENTS)
+    classes = min(len(shown[0].classes), MAX_CLASSES)
     values = [share.classes[:classes] if classes else (share.train,) for share in shown]
     columns = [str(i) for i in range(classes)] or ["all"]
     sizes = sorted(share.train for share in clients)
@@ -139,7 +139,7 @@ def _tensors(run: Run) -> list[Block]:
     if not tensors:
         return []
     largest = max(t.mask_bytes + t.value_bytes for t in tensors)
-    rows = [_tensor_row(run, t, largest) for t in tensors[:MOST_TENSORS]]
+    rows = [_tensor_row(run, t, largest) for t in tensors[:MAX_TENSORS]]
     head = ["tensor", "way", "values", "sent", "bytes", "bits each", "limit, bits"]
     caption = f"{run.label}: bytes by tensor, means over {count} kept messages"
     more = len(tensors) - len(rows)

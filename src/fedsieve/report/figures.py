@@ -22,8 +22,8 @@ from fedsieve.metrics.bytes import Sent, Traffic
 from fedsieve.report.labels import labels
 from fedsieve.wire.inspect import inspect, read_frame
 
-MOST_RUNS = 24
-MOST_FRAMES = 8  # taken apart, in each direction
+MAX_RUNS = 24
+MAX_FRAMES = 8  # taken apart, in each direction
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 Direction = Literal["up", "down"]
 T = TypeVar("T")
@@ -61,8 +61,8 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         ConfigError: none or too many.
         DataError: a folder is not one of a finished run.
     """
-    if not 1 <= len(paths) <= MOST_RUNS:
-        raise ConfigError(f"report: {len(paths)} runs given, 1 to {MOST_RUNS} fit on a page.")
+    if not 1 <= len(paths) <= MAX_RUNS:
+        raise ConfigError(f"report: {len(paths)} runs given, 1 to {MAX_RUNS} fit on a page.")
     records = [read_run(path) for path in paths]
     settings = [_settings(record) for record in records]
     names = _labels(records)
@@ -146,7 +146,7 @@ def tensor_bytes(folder: Path) -> tuple[int, list[TensorBytes]]:
     read, sums = 0, defaultdict[tuple[Any, ...], list[Any]](list)
     for direction in ("down", "up"):
         frames = sorted((folder / "messages").glob(f"*-{direction}.frame"))
-        for path in spread(frames, MOST_FRAMES):
+        for path in spread(frames, MAX_FRAMES):
             read += 1
             for line in inspect(read_frame(path)).lines:
                 sums[direction, line.field, line.tensor, line.size].append(

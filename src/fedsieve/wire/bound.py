@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedsieve.core.errors import WireError
 from fedsieve.wire.schema import Entry, Part, Schema
 
-MOST_BYTES = 2**32
+MAX_BYTES = 2**32
 HEADER_BYTES = 2**16  # three lists of at most 1024 numbers, and names of masks
 SCHEMA_BYTES = 2**12  # names of fields, and of some tensors that were not asked for
 
@@ -21,19 +21,19 @@ class Bound(NamedTuple):
     """What a receiver is willing to hold.
 
     Attributes:
-        limit_bytes: of tensors in fields that are not `asked`, together.
+        max_bytes: of tensors in fields that are not `asked`, together.
         asked: tensors of fields that are known: just these, or none where a mask says what is sent.
         schema_bytes: of an announced schema; each may take twenty in memory.
     """
 
-    limit_bytes: int = MOST_BYTES
+    max_bytes: int = MAX_BYTES
     asked: Mapping[str, frozenset[Entry]] = MappingProxyType({})
     schema_bytes: int = 2**20
 
     @property
     def tensor_bytes(self) -> int:
         """Of all tensors together, when decoded."""
-        return self.limit_bytes + sum(e.bytes for some in self.asked.values() for e in some)
+        return self.max_bytes + sum(e.bytes for some in self.asked.values() for e in some)
 
     def check_frame(self, size: int) -> None:
         """Raise WireError if a frame is longer than any message within the bound."""
@@ -58,10 +58,10 @@ class Bound(NamedTuple):
                 raise WireError(
                     f"{part.name}: other tensors than were asked for, {', '.join(names[:3])}."
                 )
-        if others > self.limit_bytes:
+        if others > self.max_bytes:
             raise WireError(
                 f"schema: tensors of {others} bytes announced, "
-                f"this receiver takes {self.limit_bytes}."
+                f"this receiver takes {self.max_bytes}."
             )
 
 

@@ -19,7 +19,7 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bit, Kept, Mask, Natural, Number, Role, Whole, fields
 from fedsieve.wire import Precision
 from fedsieve.wire.bits import Pieces, size_of
-from fedsieve.wire.bound import MOST_BYTES, Bound
+from fedsieve.wire.bound import MAX_BYTES, Bound
 from fedsieve.wire.changes import decode_change, encode_change
 from fedsieve.wire.frame import NAME_BYTES, Header, MaskBlock, Payload, Sections, open_frame, seal
 from fedsieve.wire.masks import Layout, decode_mask, encode_mask
@@ -109,8 +109,8 @@ def masks_of(message: Any) -> dict[Hash, Bools]:
 class Decoder:
     """One end's reading side: the schemas it has been told, and how much it is willing to hold."""
 
-    def __init__(self, limit_bytes: int = MOST_BYTES) -> None:
-        self._bound = Bound(limit_bytes)
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._bound = Bound(max_bytes)
         self.schemas: dict[Hash, Schema] = {}  # the last used ones, the newest at the end
 
     def decode(

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedsieve.core.errors import ModelError
-from fedsieve.models.spec import trace
+from fedsieve.models.trace import trace
 from fedsieve.models.zoo.lstm import Lstm
 from fedsieve.models.zoo.resnet import Resnet8, Resnet20Gn
 
