@@ -108,6 +108,15 @@ def test_there_is_a_walk_through_for_everything_that_is_added_often():
     assert all(f"(docs/contributing/{path.name})" in index for path in PAGES)
 
 
+@pytest.mark.parametrize("path", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda path: path.stem)
+def test_files_that_are_named_exist(path):
+    text = BLOCK.sub("", path.read_text())
+    named = {name for name in re.findall(r"`([\w/.]+\.(?:py|md|toml|yml))`", text) if "/" in name}
+    real = {name for name in named if not re.search("[A-Z]{3}", name)}
+    assert real
+    assert not {n for n in real if not any((ROOT / f / n).exists() for f in (".", "src/fedsieve"))}
+
+
 def test_an_edit_changes_the_one_place_that_its_lines_name():
     assert edited("a\nb\nc\n", " a\n-b\n+x\n c\n") == "a\nx\nc\n"
     assert edited("a\n\nb\n", " a\n\n+x\n@@\n-b\n") == "a\n\nx\n"
