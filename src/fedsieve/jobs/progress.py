@@ -183,8 +183,8 @@ def view(*, is_wanted: bool | None) -> Watcher:
         return Watcher()
     if _is_notebook():
         return Notebook()
-    found = shown()
-    return Watcher() if is_wanted is None and isinstance(found, Lines) else found
+    watcher = shown()
+    return Watcher() if is_wanted is None and isinstance(watcher, Lines) else watcher
 
 
 def _is_notebook() -> bool:

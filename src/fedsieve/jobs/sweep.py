@@ -115,9 +115,9 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     """
     grid: dict[str, list[str]] = {}
     for text in texts:
-        name, found, values = text.partition("=")
+        name, equals, values = text.partition("=")
         name = name.strip()
-        if not found or not name:
+        if not equals or not name:
             raise ConfigError(f"--grid {text!r}: write it as KEY=VALUE,VALUE.")
         if name in grid:
             raise ConfigError(f"--grid {text!r}: {name} is given twice; put all its values in one.")
@@ -212,14 +212,14 @@ class _Crew:
         return len(self._at_work)
 
     def start(self, name: str, settings: Settings) -> None:
-        ours, theirs = self._context.Pipe()
+        here, there = self._context.Pipe()
         # Not a daemon: a job may have worker processes of its own.
         process = self._context.Process(
-            target=_work, args=(settings, self._root, os.getpid(), theirs)
+            target=_work, args=(settings, self._root, os.getpid(), there)
         )
         process.start()
-        theirs.close()
-        self._at_work[ours] = _Work(process, name, settings, time.monotonic())
+        there.close()
+        self._at_work[here] = _Work(process, name, settings, time.monotonic())
 
     def stop(self) -> None:
         """Ask all to stop after their round."""
@@ -241,8 +241,8 @@ class _Crew:
             work.process.join()
             ready.close()
             seconds = time.monotonic() - work.since
-            found = library.find(work.settings, self._root) if state == "finished" else None
-            yield work.name, Done(work.settings, state, seconds, found, error)
+            record = library.find(work.settings, self._root) if state == "finished" else None
+            yield work.name, Done(work.settings, state, seconds, record, error)
 
     def __enter__(self) -> Self:
         return self

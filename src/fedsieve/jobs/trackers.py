@@ -165,9 +165,9 @@ class MLflow(Tracker):
         self._run = ""
         try:
             self._client = library.MlflowClient(tracking_uri=uri)
-            found = self._client.get_experiment_by_name(experiment)
+            known = self._client.get_experiment_by_name(experiment)
             self._place = (
-                found.experiment_id if found else self._client.create_experiment(experiment)
+                known.experiment_id if known else self._client.create_experiment(experiment)
             )
         except self.failures as error:
             raise self._refusal(error) from error
@@ -222,8 +222,8 @@ def numbers(row: Row) -> dict[str, float]:
 
 def totals(rows: list[Row]) -> dict[str, float]:
     """Totals and final figures of rows, named as in `result.json`."""
-    found = metrics.totals(rows) | {"rounds": rows[-1].round if rows else 0}
-    return _finite(found)
+    figures = metrics.totals(rows) | {"rounds": rows[-1].round if rows else 0}
+    return _finite(figures)
 
 
 def _finite(figures: dict[str, Any]) -> dict[str, float]:
