@@ -1,4 +1,4 @@
-"""Where tuning may look: `log(1e-4,1e-1)`, `uniform(0,1)`, `int(1,5)`, `choice(sgd,adam)`."""
+"""The search space of tuning: `log(1e-4,1e-1)`, `uniform(0,1)`, `int(1,5)`, `choice(sgd,adam)`."""
 
 import math
 from collections.abc import Sequence
@@ -137,5 +137,5 @@ def _read_range(text: str, where: str) -> Range:
 
 
 def _short(value: float, low: float, high: float) -> float:
-    """Four digits are all that a random draw is worth, and can be typed again."""
+    """The value rounded to four digits, which is enough for a random draw and easy to type."""
     return min(max(float(f"{value:.4g}"), low), high)

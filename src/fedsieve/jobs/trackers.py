@@ -57,7 +57,7 @@ class Several(Watcher):
 
 
 class Tracker(Watcher):
-    """When something is recorded; the others say where.
+    """Base of trackers: when something is recorded; subclasses say where.
 
     Use it in a `with`: what a run that is stopped early has to say is recorded at its end.
     """
@@ -215,7 +215,7 @@ def tracker(text: str) -> Tracker:
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """What a row says in numbers, by name; its round is the step, missing figures are left out."""
+    """The numbers of a row by name, without those that are missing; the round is the step."""
     fields = {name: getattr(row, name) for name in Row.__struct_fields__ if name != "round"}
     return _finite(fields | {f"values/{name}": value for name, value in row.values.items()})
 

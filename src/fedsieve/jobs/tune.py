@@ -20,7 +20,7 @@ from fedsieve.jobs.config import SETTINGS, make, method_options
 from fedsieve.jobs.library import TUNING_FILE, Record
 from fedsieve.jobs.search_space import Range, Space, read_space, spelled
 from fedsieve.jobs.settings import TUNABLE
-from fedsieve.jobs.sweep import LIBRARY, Done, Settings, Told, run_all, with_values
+from fedsieve.jobs.sweep import LIBRARY, Done, OnDone, Settings, run_all, with_values
 from fedsieve.metrics.rows import SCORES
 
 LEAST_VALIDATION = 0.1
@@ -117,7 +117,7 @@ def tune(
     metric: str = "best",
     final: bool = True,
     workers: int = 1,
-    told: Told | None = None,
+    on_done: OnDone | None = None,
 ) -> list[Tuned]:
     """Tune every method with the same number of trials, then run the best on test data.
 
@@ -139,7 +139,7 @@ def tune(
             global_accuracy, or local_accuracy for methods with personal models.
         final: run the best setting with the settings as given, scored on test data.
         workers: jobs side by side.
-        told: hears of every job that ends.
+        on_done: called for every job that ends.
 
     Raises:
         ConfigError: settings, space or metric do not fit.
@@ -162,12 +162,14 @@ def tune(
         searches.append(Search(name, base, part, chosen, trials, numbers, rounds, numbers[:scored]))
     jobs = [job for search in searches for job in search.trial_jobs()]
     each = trials * scored
-    ended = _whole(run_all(jobs, Path(root), workers=workers, told=told))
+    ended = _whole(run_all(jobs, Path(root), workers=workers, on_done=on_done))
     tunings = [_judge(s, ended[i * each : (i + 1) * each]) for i, s in enumerate(searches)]
     if final:
         best = zip(searches, tunings, strict=True)
         jobs = [job for search, tuned in best for job in search.final_jobs(tuned.tuning.best)]
-        runs = [_record(d) for d in _whole(run_all(jobs, Path(root), workers=workers, told=told))]
+        runs = [
+            _record(d) for d in _whole(run_all(jobs, Path(root), workers=workers, on_done=on_done))
+        ]
         tunings = [_final(t, runs[i * seeds : (i + 1) * seeds]) for i, t in enumerate(tunings)]
     for tuning, records in tunings:
         text = msgspec.json.format(msgspec.json.encode(tuning), indent=1)
@@ -256,7 +258,7 @@ def _final(tuned: Tuned, records: list[Record]) -> Tuned:
 
 
 def _whole(ended: list[Done]) -> list[Done]:
-    """The same jobs, if all came to an end of their own."""
+    """The same jobs, if none was stopped."""
     if any(done.state == "stopped" for done in ended):
         raise KeyboardInterrupt
     for done in ended:

@@ -100,7 +100,7 @@ def collect(problem: Problem, labels: Labels) -> State:
 
 
 def remove(problem: Problem, state: State, client: int) -> State:
-    """The state without a client; atoms of its own disappear, the others close ranks."""
+    """The state without a client; atoms that it alone used are removed, the others renumbered."""
     sums, uses = state.atoms.sums.copy(), state.atoms.uses.copy()
     sums[state.labels[client]] -= problem.shifted[client]
     uses[:, client] = False

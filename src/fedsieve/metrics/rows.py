@@ -32,7 +32,7 @@ class Metric(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What runs spend, at equal amounts of which they are compared."""
+    """A cost at equal amounts of which runs are compared."""
 
     title: str
     field: str  # of a row; it is added up, but for the number of the round
@@ -255,7 +255,7 @@ class Summary(Measured, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """What an evaluated round showed beyond its row."""
+    """Figures of an evaluated round that are not in its row: by client and by layer."""
 
     round: int
     client_accuracy: list[float | None]  # of each test shard's own, or the global, model

@@ -152,7 +152,7 @@ Units: TypeAlias = Weights | Channels
 
 
 def budget(units: Units, graph: LayerGraph, density: float) -> int:
-    """M = floor(density P).
+    """`m = floor(density P)`: how many numbers are kept.
 
     Raises:
         ConfigError: no model has so few weights.
