@@ -1,7 +1,7 @@
 """A module and a data set of your own: six clients learn to tell benign from malignant tumours.
 
 The 569 rows of 30 measurements come with scikit-learn. The module has a residual connection, which
-the layer graph follows, so every method can mask it and the ledger can count it.
+the layer graph follows, so every method can mask it and its MACs are counted.
 """
 
 import torch

@@ -6,7 +6,7 @@ B  softmax regression, 1000 features x 10 classes, 100 clients x 100 rows, 10 a 
    bound by overhead.
 
 The hand-written loop is what one would write first: a module, torch.optim.SGD, the same cohorts and
-mini-batches, a mean of state dicts. fedsieve runs with every message encoded and decoded, ledgers
+mini-batches, a mean of state dicts. fedsieve runs with every message encoded and decoded, bytes
 and checks on. Contestants take turns of one round (A) or twenty (B); medians and their ratio are
 printed, and the norms of the global models after equal rounds prove equal work.
 

@@ -2,7 +2,7 @@
 
 CifarNet (1.38 M weights) on MNIST, 4 devices, batch 128, variational dropout. CPU time of a round
 is split into the method's (training, optimisers, averages) and all the rest: encoding, decoding,
-checks, states, ledgers and rows. Three phases: dense warm-up, many weights, few weights.
+checks, states, metrics and rows. Three phases: dense warm-up, many weights, few weights.
 
     python benchmarks/speed/steps.py [--rounds 5]
 """

@@ -76,13 +76,13 @@ def test_messages_of_chosen_rounds_are_kept_and_add_up(kept):
     frames = sorted((kept / "messages").glob("*.frame"))
     assert {f.name.split("-")[0] for f in frames} == {"0000001", "0000003"}
     assert len(frames) == 2 * 4 * 2
-    ledger = [json.loads(line) for line in (kept / "messages.jsonl").open()]
+    messages = [json.loads(line) for line in (kept / "messages.jsonl").open()]
     for path in frames:
         frame = read_frame(path)
         found = inspect(frame)
         (line,) = [
             m
-            for m in ledger
+            for m in messages
             if (m["round"], m["client"], m["direction"])
             == (frame.round, frame.client, frame.direction)
         ]

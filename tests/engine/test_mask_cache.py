@@ -282,12 +282,12 @@ def test_a_resumed_run_sends_the_same_bytes(workers, tmp_path):
     resumed = fedsieve.run(out=tmp_path / "run", resume=True, workers=workers)
     assert steady(resumed.rows) == steady(whole.rows)
     assert resumed.summary.model_hash == whole.summary.model_hash
-    ledgers = [
+    records = [
         [json.loads(line) for line in (tmp_path / name / "messages.jsonl").open()]
         for name in ("whole", "run")
     ]
-    assert ledgers[0] == ledgers[1]
-    assert any(m["round"] > 2 and m["mask_bytes"] < 40 for m in ledgers[1])
+    assert records[0] == records[1]
+    assert any(m["round"] > 2 and m["mask_bytes"] < 40 for m in records[1])
 
 
 def test_a_link_remembers_the_schemas_used_last():

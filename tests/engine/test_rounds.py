@@ -1,4 +1,4 @@
-"""The round loop: cohorts, failures, observers, announcements, ledgers."""
+"""The round loop: cohorts, failures, observers, announcements, bytes."""
 
 import dataclasses
 import os

@@ -8,7 +8,7 @@ import fedsieve
 from fedsieve.cli.matching import show_matching
 from fedsieve.engine.run_folder import RunFolder
 from fedsieve.jobs.config import make, read_toml
-from fedsieve.jobs.inspect import is_matching, pieces, read_matched
+from fedsieve.jobs.inspect import is_matching, network_accuracies, read_matched
 from fedsieve.jobs.job import build
 from fedsieve.matching import match_networks
 from fedsieve.matching.layout import layout_of
@@ -50,7 +50,7 @@ def test_the_objective_shown_is_the_energy_of_the_networks_that_were_matched(fol
 
 
 def test_pieces_are_the_clients_networks_and_their_parts(folder):
-    whole, found = pieces(folder)
+    whole, found = network_accuracies(folder)
     assert [piece.client for piece in found] == read_matched(folder).clients
     assert all(0 <= share <= 1 for piece in found for share in piece[1:])
     assert 0 < whole <= 1

@@ -53,7 +53,7 @@ def test_text_and_number_are_the_same_job():
 def test_a_grid_is_run_once_and_then_found(tmp_path):
     heard = []
     points = sweep.sweep(
-        QUICK, GRID, tmp_path, seeds=2, workers=2, told=lambda done, where: heard.append(where)
+        QUICK, GRID, tmp_path, seeds=2, workers=2, on_done=lambda done, where: heard.append(where)
     )
     assert [p.values for p in points] == [
         {"lr": lr, "epochs": epochs} for lr in GRID["lr"] for epochs in GRID["epochs"]

@@ -127,7 +127,7 @@ def test_methods_get_equal_trials_and_only_the_chosen_setting_sees_test_data(tmp
     assert [t["lr"] for t in _values(found[0])] == [t["lr"] for t in _values(found[1])]
     again = tune(
         QUICK, space, tmp_path, methods=["fedavg", "fedprox"], trials=3, rounds=1,
-        told=lambda done, _: done.state == "found" or pytest.fail("ran again"),
+        on_done=lambda done, _: done.state == "found" or pytest.fail("ran again"),
     )  # fmt: skip
     assert [tuned.tuning for tuned in again] == [tuned.tuning for tuned in found]
 

@@ -335,7 +335,7 @@ def test_pruned_fedavg_is_fedavg_of_which_the_largest_weights_are_deployed():
         assert torch.equal(pruned.model[name], expected)
 
 
-def test_a_target_in_bytes_is_met_by_the_ledger():
+def test_a_target_in_bytes_is_met_by_true_bytes():
     """The mean over rounds and clients, both ways; announcements of schemas included."""
     result = fedsieve.run(
         dataset="digits", model="mlp(hidden=[64])", method="flops_pa", rounds=25, clients=6,

@@ -226,7 +226,7 @@ def test_a_run_without_rounds_has_a_page(runs, tmp_path):
         (empty / f"{name}.jsonl").write_text("")
     assert "No round was finished" in page.write([empty], tmp_path / "a.html").read_text()
     (empty / "messages.jsonl").write_text("{")
-    with pytest.raises(DataError, match=r"messages\.jsonl: not a readable ledger"):
+    with pytest.raises(DataError, match=r"messages\.jsonl: not a readable list"):
         page.write([empty], tmp_path / "a.html")
 
 

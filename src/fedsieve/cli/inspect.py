@@ -28,7 +28,7 @@ def inspect_path(
     """Show what every byte of a message is, or where the bytes of a run went.
 
     Keep messages with `fedsieve run --out DIR --save-messages 1,10`. A run that matches neurons
-    also shows which client uses which global atom, and how good the pieces are.
+    also shows which client uses which global atom, and how good each client's network is.
     """
     from fedsieve.cli.matching import show_matching
     from fedsieve.jobs.inspect import is_matching
@@ -82,16 +82,16 @@ def _run(folder: Path) -> None:
     from fedsieve.engine.records import complete_lines
     from fedsieve.metrics.bytes import Sent
 
-    ledger = folder / "messages.jsonl"
-    if not ledger.exists():
+    path = folder / "messages.jsonl"
+    if not path.exists():
         raise DataError(f"{folder}: no messages.jsonl there; is it a run folder?")
     by_round: defaultdict[int, list[Sent]] = defaultdict(list)
     try:
-        for text in complete_lines(ledger):
+        for text in complete_lines(path):
             message = msgspec.json.decode(text, type=Sent)
             by_round[message.round].append(message)
     except (OSError, msgspec.MsgspecError) as error:
-        raise DataError(f"{ledger}: not a readable ledger of messages: {error}.") from error
+        raise DataError(f"{path}: not a readable list of messages: {error}.") from error
     everything = [message for messages in by_round.values() for message in messages]
     table = Table(
         "round", "way", "messages", "bytes", "header", "masks", "values", "paper", box=None

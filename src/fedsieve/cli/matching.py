@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsieve.core.errors import DataError
-from fedsieve.jobs.inspect import pieces, read_matched
+from fedsieve.jobs.inspect import network_accuracies, read_matched
 from fedsieve.matching.picture import as_svg, as_text
 from fedsieve.matching.result import table
 
@@ -44,18 +44,16 @@ def show_matching(folder: Path, svg: Path | None) -> None:
 
 
 def _accuracies(folder: Path) -> None:
-    whole, found = pieces(folder)
+    whole, clients = network_accuracies(folder)
     lines = Table("client", "local network", "its part of the global one", box=None)
-    for piece in found:
-        lines.add_row(
-            str(piece.client), f"{piece.local_accuracy:.3f}", f"{piece.part_accuracy:.3f}"
-        )
-    if not found:
+    for one in clients:
+        lines.add_row(str(one.client), f"{one.local_accuracy:.3f}", f"{one.part_accuracy:.3f}")
+    if not clients:
         return
     lines.add_row(
         "mean",
-        f"{sum(p.local_accuracy for p in found) / len(found):.3f}",
-        f"{sum(p.part_accuracy for p in found) / len(found):.3f}",
+        f"{sum(p.local_accuracy for p in clients) / len(clients):.3f}",
+        f"{sum(p.part_accuracy for p in clients) / len(clients):.3f}",
     )
     typer.echo(f"accuracy on all test data; the global network has {whole:.3f}")
     Console().print(lines)

@@ -13,7 +13,7 @@ from fedsieve.cli.compare import console, narrow, number, plain, score
 from fedsieve.metrics.rows import SCORES, scope
 
 if TYPE_CHECKING:
-    from fedsieve.jobs.sweep import Done, Point, Progress, Told
+    from fedsieve.jobs.sweep import Done, OnDone, Point, Progress
 
 Root = Annotated[Path, typer.Option(help="Library: every run is made once and found again.")]
 Jobs = Annotated[int, typer.Option(help="Jobs side by side, one core each.")]
@@ -46,9 +46,9 @@ def run_sweep(
     from fedsieve.jobs.sweep import read_grid, sweep
 
     axes = read_grid(grid or [])
-    told = teller([*axes, "seed"])
+    on_done = teller([*axes, "seed"])
     try:
-        points = sweep(settings, axes, root, seeds=seeds, workers=workers, told=told)
+        points = sweep(settings, axes, root, seeds=seeds, workers=workers, on_done=on_done)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
@@ -61,7 +61,7 @@ def run_sweep(
         raise typer.Exit(1)
 
 
-def teller(names: Sequence[str]) -> Told:
+def teller(names: Sequence[str]) -> OnDone:
     """One line for every job that ends, with its values of `names`."""
     from fedsieve.cli.progress import duration
 

@@ -86,7 +86,7 @@ def run_tune(
             metric=metric,
             final=final,
             workers=workers,
-            told=None if json else teller(["method", *ranges, "seed", "score_on"]),
+            on_done=None if json else teller(["method", *ranges, "seed", "score_on"]),
         )
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on from here", err=True)

@@ -1,1 +1,1 @@
-"""Small pure pieces that everything else stands on."""
+"""The method protocol and what it is made of: keys, messages, trees, options, errors."""

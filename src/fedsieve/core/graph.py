@@ -1,4 +1,4 @@
-"""The layer graph of a model: which tensors may be masked, which channels live together, MACs.
+"""The layer graph of a model: which tensors may be masked, which channels go together, MACs.
 
 A *space* is a set of channels (the outputs of a layer, or several layers joined by additions) that
 must be cut together. A *layer* reads one space and writes another; row i of its weight writes

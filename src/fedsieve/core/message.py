@@ -95,15 +95,15 @@ _fields: dict[type[Any], tuple[Field, ...]] = {}
 
 def _read_fields(message: type[Any]) -> tuple[Field, ...]:
     hints = get_type_hints(message, include_extras=True)
-    found = tuple(Field(name, _role(message, name, hint)) for name, hint in hints.items())
-    masks = {f.name for f in found if isinstance(f.role, Bit)}
-    for field in found:
+    declared = tuple(Field(name, _role(message, name, hint)) for name, hint in hints.items())
+    masks = {f.name for f in declared if isinstance(f.role, Bit)}
+    for field in declared:
         if isinstance(field.role, Kept) and field.role.where not in masks:
             raise TypeError(
                 f"{message.__qualname__}.{field.name} is Kept(where={field.role.where!r}), "
                 f"but the Bits fields of the message are {sorted(masks)}."
             )
-    return found
+    return declared
 
 
 def count_nonzero(tensor: Tensor) -> int:

@@ -115,7 +115,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a client reports beside its message; stays out of the byte count.
+    """Metrics that a client reports beside its message; not part of the byte count.
 
     Attributes:
         processed: examples put through a training step, for the count of MACs.
@@ -154,7 +154,7 @@ class Load(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the server has to show after a round.
+    """Figures and gates that the server reports after a round.
 
     Attributes:
         figures: named figures for the log, such as the width of a model that grows.
@@ -172,7 +172,7 @@ Up = TypeVar("Up")
 
 
 class PerClient(NamedTuple, Generic[Down]):
-    """A broadcast of one message per client; whoever gets the same object shares its encoding."""
+    """A broadcast of one message per client; an object that several get is encoded once."""
 
     message: Callable[[int], Down]
 
@@ -187,7 +187,7 @@ def _nothing_sent(client: int) -> Any:
 
 
 class Round(NamedTuple, Generic[Down, Up]):
-    """What the server knows once its cohort has answered.
+    """Replies of a cohort, what its clients were sent, and the bytes of both.
 
     Attributes:
         replies: of the cohort, sorted by client; never empty.
@@ -257,7 +257,7 @@ class Method(ABC, Generic[Server, State, Down, Up]):
         raise NotImplementedError
 
     def report(self, server: Server) -> Report:
-        """What the server shows in logs and reports."""
+        """Figures and gates for logs and reports."""
         return Report()
 
     def predict(self, model: Params, x: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ AnyMethod: TypeAlias = Method[Any, Any, Any, Any]
 
 
 def in_run(value: Any, rounds: int) -> Any:
-    """An option in a run of so many rounds: schedules that end with the run are told when."""
+    """An option in a run of so many rounds: schedules that end with the run get its length."""
     return value.in_run(rounds) if hasattr(value, "in_run") else value
 
 

@@ -128,7 +128,7 @@ def unstack(stacked: Params) -> list[Params]:
 
 
 def subtract(a: Params, b: Params) -> Params:
-    """A - b, tensor by tensor."""
+    """`a - b`, tensor by tensor."""
     return {name: value - b[name] for name, value in a.items()}
 
 

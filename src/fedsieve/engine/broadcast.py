@@ -164,7 +164,7 @@ def _directions(
 def sent(
     number: int, client: int, direction: Literal["up", "down"], payload: Payload, paper_bytes: int
 ) -> Sent:
-    """The ledger's line for a payload of round `number`."""
+    """Record of a payload of round `number`: its bytes by part."""
     return Sent(
         round=number,
         client=client,

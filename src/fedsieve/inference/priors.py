@@ -124,7 +124,7 @@ class Mixture(Plain):
         return len(locals_) * torch.tensor(shares)[:, None] * joint.softmax(dim=1)
 
     def log_joint(self, local: Params, centre: Components) -> Tensor:
-        """Log pi_k + log N(phi; W_k, 1/precision) without the constant."""
+        """`log pi_k + log N(phi; W_k, 1/precision)` without the constant."""
         distances = torch.stack([tree.sq_dist(one, local) for one in centre.centres])
         return centre.log_shares - self.precision / 2 * distances
 

@@ -183,5 +183,5 @@ def _opened(pairs: list[tuple[Drawn, float]]) -> Params:
 
 
 def _pull(centre: Params, one: Drawn) -> Params:
-    """Z (w - w_s); z is 1 where there are no gates."""
+    """`z (w - w_s)`; z is 1 where there are no gates."""
     return masks.apply({n: w - one.weights[n] for n, w in centre.items()}, one.gates)

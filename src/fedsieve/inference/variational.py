@@ -38,8 +38,8 @@ class Posterior(NamedTuple):
 
 def log_alpha(mean: Tensor, log_variance: Tensor) -> Tensor:
     """Log of variance over squared mean, cut off at -10 and 10."""
-    found = log_variance - 2 * torch.log(mean.abs() + _TINY)
-    return found.clamp(-LARGEST_LOG_ALPHA, LARGEST_LOG_ALPHA)
+    ratio = log_variance - 2 * torch.log(mean.abs() + _TINY)
+    return ratio.clamp(-LARGEST_LOG_ALPHA, LARGEST_LOG_ALPHA)
 
 
 def kl(log_alpha: Tensor) -> Tensor:
@@ -189,13 +189,15 @@ def pool(posteriors: Sequence[Posterior], kept: Sequence[Mask]) -> Posterior:
     return Posterior(weights, log_variance)
 
 
-def pool_lost(own: Params, lost: Sequence[Posterior], kept: Sequence[Mask]) -> Posterior:
-    """`pool` by differences: what is lost against common weights and log-variances `own`.
+def pool_lost(common: Params, lost: Sequence[Posterior], kept: Sequence[Mask]) -> Posterior:
+    """`pool` by differences: what is lost against common weights and log-variances `common`.
 
     Differences survive a wire that rounds, where small steps of -10 would not.
     """
-    kept = [masks.completed(mask, own) for mask in kept]
-    found = [Posterior(w, {n: own[n] - x for n, x in lv.items()}) for w, lv in lost]
-    weights, pooled = pool(found, kept)
+    kept = [masks.completed(mask, common) for mask in kept]
+    posteriors = [Posterior(w, {n: common[n] - x for n, x in lv.items()}) for w, lv in lost]
+    weights, pooled = pool(posteriors, kept)
     votes = masks.votes(kept)
-    return Posterior(weights, {n: (own[n] - lv).where(votes[n] > 0, 0) for n, lv in pooled.items()})
+    return Posterior(
+        weights, {n: (common[n] - lv).where(votes[n] > 0, 0) for n, lv in pooled.items()}
+    )

@@ -77,11 +77,11 @@ def run(
                 f"--replay plays a run with its own settings: leave out --resume and all but "
                 f"{', '.join(sorted(REPLAYABLE))} (and --out)."
             )
-        own = dataset if isinstance(dataset, Dataset) else None
+        given = dataset if isinstance(dataset, Dataset) else None
         if watcher is not None:
-            return _replayed(Path(replay), folder, watcher, changed, own)
+            return _replayed(Path(replay), folder, watcher, changed, given)
         with view(is_wanted=progress) as shown:
-            return _replayed(Path(replay), folder, shown, changed, own)
+            return _replayed(Path(replay), folder, shown, changed, given)
     if resume:
         named = settings_of(folder, named)
     config = make(named)
@@ -121,8 +121,8 @@ def play(
         stores = rounds.stores
         position, rows = rounds.start(), list[Row]()
         if folder and resume:
-            found, rows = folder.load(type(position.server), stores, RESUMABLE)
-            position = found or position
+            loaded, rows = folder.load(type(position.server), stores, RESUMABLE)
+            position = loaded or position
         watcher.started(config, rows)
         status = "finished"
         try:

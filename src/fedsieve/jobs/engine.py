@@ -24,7 +24,7 @@ from fedsieve.robust.updates import read_clip
 
 
 class Engine(NamedTuple):
-    """Where clients work, and where what they keep is kept."""
+    """The executor of client requests, and the stores of client states."""
 
     stores: Stores
     execute: Executor

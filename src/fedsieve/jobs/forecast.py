@@ -26,7 +26,7 @@ from fedsieve.metrics.rows import Row
 from fedsieve.wire.inspect import inspect
 
 PROBED = 5
-IMAGED = 20  # rounds of the shorter run
+SHORT_ROUNDS = 20  # rounds of the shorter run
 FALL = 0.02  # of density, below which it is that of weights rounded to 0
 IN_ROUNDS = ("ramp", "warmup")  # options that are counted in rounds
 NEVER = 10**9
@@ -70,7 +70,7 @@ def plan(
     model: str | nn.Module | Callable[[], nn.Module] = "auto",
     **settings: Any,
 ) -> Forecast:
-    """What `fedsieve.run` with these settings will cost, from its first rounds, really played.
+    """What `fedsieve.run` with these settings will cost, measured in its first rounds.
 
     ```python
     cost = fedsieve.plan(method="flops_pa", dataset="mnist", rounds=200)
@@ -95,7 +95,7 @@ def plan(
 
 
 def forecast(asked: Config, job: Job) -> Forecast:
-    """Run the first rounds of a job for real, on scratch space, and extrapolate from the last.
+    """Run the first rounds of a job in a temporary folder and extrapolate from the last.
 
     Where density falls over the run, bytes are those of `asked` in fewer and shorter rounds.
     """
@@ -118,16 +118,16 @@ def forecast(asked: Config, job: Job) -> Forecast:
     up, down = _direction(played, "up"), _direction(played, "down")
     seconds = sum(row.seconds for row in rows) / probed
     evaluations = -(-config.rounds // config.eval_every)
-    image = (config.rounds > probed and _image(asked, job, rows[0])) or Image(
+    sample = (config.rounds > probed and _short_run(asked, job, rows[0])) or ShortRun(
         up.true_bytes + down.true_bytes, up.paper_bytes + down.paper_bytes, last.row.density
     )
     return Forecast(
         rounds=config.rounds,
         up=up,
         down=down,
-        total_bytes=round(config.rounds * image.true_bytes)
+        total_bytes=round(config.rounds * sample.true_bytes)
         + round(_distinct_clients(job) * (up.announced_bytes + down.announced_bytes)),
-        total_paper_bytes=round(config.rounds * image.paper_bytes),
+        total_paper_bytes=round(config.rounds * sample.paper_bytes),
         total_macs=sum(row.macs_dense for row in rows) * config.rounds // probed,
         round_seconds=seconds,
         evaluation_seconds=evaluation,
@@ -137,25 +137,25 @@ def forecast(asked: Config, job: Job) -> Forecast:
         + _decoded_bytes(last),
         client_memory_bytes=_client_memory(job),
         client_state_bytes=state_bytes,
-        density=image.density,
+        density=sample.density,
     )
 
 
-class Image(NamedTuple):
-    """Bytes of a mean round and the last density of a run, seen in a shorter one."""
+class ShortRun(NamedTuple):
+    """Mean bytes of a round and final density of a run, measured in a shortened one."""
 
     true_bytes: float
     paper_bytes: float
     density: float
 
 
-def _image(asked: Config, job: Job, first: Row) -> Image | None:
-    """The run in a few rounds of one step each; None if its density stays as it is.
+def _short_run(asked: Config, job: Job, first: Row) -> ShortRun | None:
+    """Run the job shortened to a few rounds of one step; None if its density does not change.
 
     What depends on the length of a run shrinks with it, so that messages are those of a sample of
     the run's rounds, each by as much larger as the `first` one is when really played.
     """
-    rounds = min(asked.rounds, IMAGED)
+    rounds = min(asked.rounds, SHORT_ROUNDS)
     cls, task = type(job.method), job.method.task
     options = {
         n: max(round(v * rounds / asked.rounds), 1) if n in IN_ROUNDS and v else v
@@ -178,7 +178,7 @@ def _image(asked: Config, job: Job, first: Row) -> Image | None:
     if rows[0].density - rows[-1].density < FALL:
         return None
     scale = first.sent_bytes / rows[0].sent_bytes
-    return Image(
+    return ShortRun(
         scale * sum(row.sent_bytes for row in rows) / rounds,
         sum(row.paper_bytes for row in rows) / rounds,
         rows[-1].density,
@@ -192,7 +192,7 @@ def _decoded_bytes(played: RoundResult) -> int:
 
 
 def _direction(played: list[RoundResult], name: Literal["up", "down"]) -> Direction:
-    """A steady round: the messages of the last one probed, without what is told only once."""
+    """A steady round: the messages of the last one probed, without schemas, which are sent once."""
     first, last = (
         [inspect(frame) for frame in p.frames if frame.direction == name]
         for p in (played[0], played[-1])

@@ -1,4 +1,4 @@
-"""What a run of neural matching left: its matching, and how good its pieces are."""
+"""What a run of neural matching left: its matching, and how good its networks are."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from fedsieve.core.message import Params
 from fedsieve.engine.run_folder import RunFolder
 from fedsieve.jobs.config import make, read_toml
 from fedsieve.jobs.job import Job, build
-from fedsieve.matching.book import read_book
 from fedsieve.matching.costs import Ints
+from fedsieve.matching.labels import labels_from_tensors
 from fedsieve.methods.pfnm import Pfnm, Server, State
 
 
-class Piece(NamedTuple):
-    """One client's network before it was matched, and its part of the global one."""
+class NetworkAccuracy(NamedTuple):
+    """Of one client's network before it was matched, and of its part of the global one."""
 
     client: int
     local_accuracy: float
@@ -44,31 +44,32 @@ def read_matched(folder: Path) -> Matched | None:
     server = RunFolder(folder).server(Server)
     if server is None or not server.labels:
         return None
-    clients, labels = read_book(server.labels)
+    clients, labels = labels_from_tensors(server.labels)
     steps = [server.steps[str(layer)] for layer in range(len(labels))]
     falls = [(before - after).tolist() for _, before, after, _ in (s.unbind(1) for s in steps)]
     return Matched(server.rounds, clients, labels, server.energies.tolist(), falls)
 
 
-def pieces(folder: Path) -> tuple[float, list[Piece]]:
-    """Accuracy on all test data: of the global network, and of each matched client's pieces.
+def network_accuracies(folder: Path) -> tuple[float, list[NetworkAccuracy]]:
+    """Accuracy on all test data: of the global network, and of each matched client's.
 
     Raises:
         DataError: the run's data is not there.
     """
     job = build(make(read_toml(folder / "config.toml")))
-    method, kept = job.method, RunFolder(folder)
-    server = kept.server(Server)
+    method, run = job.method, RunFolder(folder)
+    server = run.server(Server)
     if not isinstance(method, Pfnm) or server is None:
         return float("nan"), []
-    found = []
-    for client in read_book(server.labels)[0]:
-        state = kept.state(State, client)
+    accuracies = []
+    for client in labels_from_tensors(server.labels)[0]:
+        state = run.state(State, client)
         if state is None:
             continue
         part = method.part_of(client, server)
-        found.append(Piece(client, _accuracy(job, state.weights), _accuracy(job, part)))
-    return _accuracy(job, server.weights), found
+        local, shared = _accuracy(job, state.weights), _accuracy(job, part)
+        accuracies.append(NetworkAccuracy(client, local, shared))
+    return _accuracy(job, server.weights), accuracies
 
 
 def _accuracy(job: Job, model: Params) -> float:

@@ -60,7 +60,7 @@ def build(
         choice = read_model(_model_choice(config, dataset))
         model_name = spell(choice)
         factory = lambda: choice.build(dataset.input_shape, dataset.num_outputs)  # noqa: E731
-        _refuse_giant(factory, model_name)
+        _check_memory(factory, model_name)
     if config.init_from is not None:
         factory = started_from(Path(config.init_from), factory)
     task = ModelTask(
@@ -155,7 +155,7 @@ def split_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset,
     return dataset, str(spell(how)), partition
 
 
-def _refuse_giant(build: Callable[[], nn.Module], name: str) -> None:
+def _check_memory(build: Callable[[], nn.Module], name: str) -> None:
     """Refuse a model whose weights alone are more than the memory of this machine."""
     try:
         with torch.device("meta"):  # nothing is allocated

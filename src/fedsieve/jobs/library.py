@@ -139,9 +139,9 @@ def find(settings: Mapping[str, Any], root: Path) -> Record | None:
 
 def obtain(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = None) -> Record:
     """The finished run of these settings: found, continued or run now."""
-    found = find(settings, root)
-    if found is not None:
-        return found
+    record = find(settings, root)
+    if record is not None:
+        return record
     path, watcher = root / run_hash(settings), watcher or Watcher()
     if (path / "config.toml").exists():  # its hash says that it is the same run
         free = {name: settings[name] for name in INDIFFERENT if name in settings}

@@ -178,13 +178,13 @@ def shown() -> Watcher:
 
 
 def view(*, is_wanted: bool | None) -> Watcher:
-    """What a call from Python shows; where nobody looks, only what was asked for."""
+    """The watcher of a call from Python; in logs and pipes only if progress was asked for."""
     if is_wanted is False:
         return Watcher()
     if _is_notebook():
         return Notebook()
-    found = shown()
-    return Watcher() if is_wanted is None and isinstance(found, Lines) else found
+    watcher = shown()
+    return Watcher() if is_wanted is None and isinstance(watcher, Lines) else watcher
 
 
 def _is_notebook() -> bool:

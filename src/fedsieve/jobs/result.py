@@ -1,4 +1,4 @@
-"""What a run gives back, and its summary."""
+"""The result of a run, and its summary."""
 
 import hashlib
 import importlib
@@ -39,7 +39,7 @@ ROUND = Axis("round", is_whole=True)
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run gives back: the same figures as in its folder, and the global model if any."""
+    """The result of a run: the same figures as in its folder, and the global model if any."""
 
     summary: Summary
     rows: list[Row]

@@ -1,4 +1,4 @@
-"""Where tuning may look: `log(1e-4,1e-1)`, `uniform(0,1)`, `int(1,5)`, `choice(sgd,adam)`."""
+"""The search space of tuning: `log(1e-4,1e-1)`, `uniform(0,1)`, `int(1,5)`, `choice(sgd,adam)`."""
 
 import math
 from collections.abc import Sequence
@@ -81,9 +81,9 @@ def read_space(texts: Sequence[str]) -> Space:
     """
     space: Space = {}
     for text in texts:
-        name, found, how = (part.strip() for part in text.partition("="))
+        name, equals, how = (part.strip() for part in text.partition("="))
         where = f"--space {text!r}"
-        if not found or not name:
+        if not equals or not name:
             raise ConfigError(f"{where}: write it as KEY=RANGE. Ranges: {RANGES}.")
         if name in space:
             raise ConfigError(f"{where}: {name} is given twice.")
@@ -110,14 +110,14 @@ def split_list(text: str, where: str) -> list[str]:
         ConfigError: parentheses do not match, or a part is empty.
     """
     parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
+    for character in text:
+        depth += (character in "([") - (character in ")]")
         if depth < 0:
             break
-        if letter == "," and not depth:
+        if character == "," and not depth:
             parts.append("")
         else:
-            parts[-1] += letter
+            parts[-1] += character
     if depth:
         raise ConfigError(f"{where}: parentheses do not match.")
     parts = [part.strip() for part in parts]
@@ -137,5 +137,5 @@ def _read_range(text: str, where: str) -> Range:
 
 
 def _short(value: float, low: float, high: float) -> float:
-    """Four digits are all that a random draw is worth, and can be typed again."""
+    """The value rounded to four digits, which is enough for a random draw and easy to type."""
     return min(max(float(f"{value:.4g}"), low), high)

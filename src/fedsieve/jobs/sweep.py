@@ -35,7 +35,7 @@ from fedsieve.metrics.rows import Row
 Settings: TypeAlias = dict[str, Any]
 State: TypeAlias = Literal["found", "finished", "diverged", "failed", "stopped"]
 LIBRARY = Path("runs/library")
-GRACE_SECONDS = 3.0  # for a process that was told to end at once
+GRACE_SECONDS = 3.0  # for a process that was asked to end at once
 
 
 class Done(NamedTuple):
@@ -49,7 +49,7 @@ class Done(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a batch of jobs stands."""
+    """Progress of a batch of jobs."""
 
     ended: int
     of: int
@@ -63,7 +63,7 @@ class Point(NamedTuple):
     jobs: list[Done]
 
 
-Told: TypeAlias = Callable[[Done, Progress], None]
+OnDone: TypeAlias = Callable[[Done, Progress], None]
 
 
 def sweep(
@@ -73,7 +73,7 @@ def sweep(
     *,
     seeds: int = 1,
     workers: int = 1,
-    told: Told | None = None,
+    on_done: OnDone | None = None,
 ) -> list[Point]:
     """Run the product of a grid for seeds s, s+1, ... of the settings' own seed s.
 
@@ -92,7 +92,7 @@ def sweep(
         root: the library of runs.
         seeds: how many runs of every point.
         workers: runs side by side, one core each.
-        told: hears of every run that ends.
+        on_done: called for every run that ends.
 
     Raises:
         ConfigError: a name or value in the settings or the grid does not fit.
@@ -103,7 +103,7 @@ def sweep(
     first = make(dict(settings)).seed
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     jobs = [with_values(settings, p) | {"seed": first + k} for p in points for k in range(seeds)]
-    ended = run_all(jobs, Path(root), workers=workers, told=told)
+    ended = run_all(jobs, Path(root), workers=workers, on_done=on_done)
     return [Point(p, ended[i * seeds : (i + 1) * seeds]) for i, p in enumerate(points)]
 
 
@@ -115,9 +115,9 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     """
     grid: dict[str, list[str]] = {}
     for text in texts:
-        name, found, values = text.partition("=")
+        name, equals, values = text.partition("=")
         name = name.strip()
-        if not found or not name:
+        if not equals or not name:
             raise ConfigError(f"--grid {text!r}: write it as KEY=VALUE,VALUE.")
         if name in grid:
             raise ConfigError(f"--grid {text!r}: {name} is given twice; put all its values in one.")
@@ -149,7 +149,11 @@ def settle(settings: Mapping[str, Any]) -> Settings:
 
 
 def run_all(
-    jobs: Sequence[Mapping[str, Any]], root: Path, *, workers: int = 1, told: Told | None = None
+    jobs: Sequence[Mapping[str, Any]],
+    root: Path,
+    *,
+    workers: int = 1,
+    on_done: OnDone | None = None,
 ) -> list[Done]:
     """Obtain all jobs, `workers` at a time; equal ones run once, a failed one stops no other.
 
@@ -171,20 +175,20 @@ def run_all(
     def end(name: str, done: Done) -> None:
         ended[name] = done
         each = (time.monotonic() - started) / max(ran, 1)
-        if told is not None:
-            told(done, Progress(len(ended), of, each * (of - len(ended))))
+        if on_done is not None:
+            on_done(done, Progress(len(ended), of, each * (of - len(ended))))
 
     for name, settings in list(waiting.items()):
         if (record := library.find(settings, root)) is not None:
             end(name, Done(waiting.pop(name), "found", record=record))
-    with Interrupt() as interrupt, _Crew(root) as crew:
-        while crew.busy or (waiting and not interrupt.is_asked):
-            while waiting and crew.busy < workers and not interrupt.is_asked:
+    with Interrupt() as interrupt, _Workers(root) as processes:
+        while processes.busy or (waiting and not interrupt.is_asked):
+            while waiting and processes.busy < workers and not interrupt.is_asked:
                 name = next(iter(waiting))
-                crew.start(name, waiting.pop(name))
+                processes.start(name, waiting.pop(name))
             if interrupt.is_asked:
-                crew.stop()
-            for name, done in crew.ended(within=0.2):
+                processes.stop()
+            for name, done in processes.ended(within=0.2):
                 ran += 1
                 end(name, done)
     rest = {name: Done(settings, "stopped") for name, settings in waiting.items()}
@@ -198,8 +202,8 @@ class _Work(NamedTuple):
     since: float
 
 
-class _Crew:
-    """The processes at work; leaving it ends every one of them."""
+class _Workers:
+    """Worker processes of running jobs; leaving the context ends them all."""
 
     def __init__(self, root: Path) -> None:
         ways = multiprocessing.get_all_start_methods()
@@ -212,14 +216,14 @@ class _Crew:
         return len(self._at_work)
 
     def start(self, name: str, settings: Settings) -> None:
-        ours, theirs = self._context.Pipe()
+        here, there = self._context.Pipe()
         # Not a daemon: a job may have worker processes of its own.
         process = self._context.Process(
-            target=_work, args=(settings, self._root, os.getpid(), theirs)
+            target=_work, args=(settings, self._root, os.getpid(), there)
         )
         process.start()
-        theirs.close()
-        self._at_work[ours] = _Work(process, name, settings, time.monotonic())
+        there.close()
+        self._at_work[here] = _Work(process, name, settings, time.monotonic())
 
     def stop(self) -> None:
         """Ask all to stop after their round."""
@@ -241,8 +245,8 @@ class _Crew:
             work.process.join()
             ready.close()
             seconds = time.monotonic() - work.since
-            found = library.find(work.settings, self._root) if state == "finished" else None
-            yield work.name, Done(work.settings, state, seconds, found, error)
+            record = library.find(work.settings, self._root) if state == "finished" else None
+            yield work.name, Done(work.settings, state, seconds, record, error)
 
     def __enter__(self) -> Self:
         return self
@@ -272,7 +276,7 @@ class _Listener(Watcher):
 
 
 def _work(settings: Settings, root: Path, parent: int, connection: Connection) -> None:
-    """A job in its own process; sends how it ended."""
+    """Runs a job in a process of its own and sends how it ended."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     logging.getLogger("fedsieve").setLevel(logging.ERROR)  # what matters is in the outcome

@@ -57,7 +57,7 @@ class Several(Watcher):
 
 
 class Tracker(Watcher):
-    """When something is recorded; the others say where.
+    """Base of trackers: when something is recorded; subclasses say where.
 
     Use it in a `with`: what a run that is stopped early has to say is recorded at its end.
     """
@@ -165,9 +165,9 @@ class MLflow(Tracker):
         self._run = ""
         try:
             self._client = library.MlflowClient(tracking_uri=uri)
-            found = self._client.get_experiment_by_name(experiment)
+            known = self._client.get_experiment_by_name(experiment)
             self._place = (
-                found.experiment_id if found else self._client.create_experiment(experiment)
+                known.experiment_id if known else self._client.create_experiment(experiment)
             )
         except self.failures as error:
             raise self._refusal(error) from error
@@ -215,15 +215,15 @@ def tracker(text: str) -> Tracker:
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """What a row says in numbers, by name; its round is the step, missing figures are left out."""
+    """The numbers of a row by name, without those that are missing; the round is the step."""
     fields = {name: getattr(row, name) for name in Row.__struct_fields__ if name != "round"}
     return _finite(fields | {f"values/{name}": value for name, value in row.values.items()})
 
 
 def totals(rows: list[Row]) -> dict[str, float]:
     """Totals and final figures of rows, named as in `result.json`."""
-    found = metrics.totals(rows) | {"rounds": rows[-1].round if rows else 0}
-    return _finite(found)
+    figures = metrics.totals(rows) | {"rounds": rows[-1].round if rows else 0}
+    return _finite(figures)
 
 
 def _finite(figures: dict[str, Any]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from fedsieve.jobs.config import SETTINGS, make, method_options
 from fedsieve.jobs.library import TUNING_FILE, Record
 from fedsieve.jobs.search_space import Range, Space, read_space, spelled
 from fedsieve.jobs.settings import TUNABLE
-from fedsieve.jobs.sweep import LIBRARY, Done, Settings, Told, run_all, with_values
+from fedsieve.jobs.sweep import LIBRARY, Done, OnDone, Settings, run_all, with_values
 from fedsieve.metrics.rows import SCORES
 
 LEAST_VALIDATION = 0.1
@@ -76,11 +76,11 @@ class Search:
 
     def trial_settings(self, trial: int) -> Settings:
         """A trial's job: whatever the settings say, it never sees test data."""
-        own = make(self.settings)
+        config = make(self.settings)
         forced = {
             "score_on": "validation",
-            "validation": max(own.validation, LEAST_VALIDATION),
-            "rounds": self.rounds or own.rounds,
+            "validation": max(config.validation, LEAST_VALIDATION),
+            "rounds": self.rounds or config.rounds,
         }
         return with_values(self.settings, self.draw(trial) | forced)
 
@@ -117,7 +117,7 @@ def tune(
     metric: str = "best",
     final: bool = True,
     workers: int = 1,
-    told: Told | None = None,
+    on_done: OnDone | None = None,
 ) -> list[Tuned]:
     """Tune every method with the same number of trials, then run the best on test data.
 
@@ -139,7 +139,7 @@ def tune(
             global_accuracy, or local_accuracy for methods with personal models.
         final: run the best setting with the settings as given, scored on test data.
         workers: jobs side by side.
-        told: hears of every job that ends.
+        on_done: called for every job that ends.
 
     Raises:
         ConfigError: settings, space or metric do not fit.
@@ -162,18 +162,20 @@ def tune(
         searches.append(Search(name, base, part, chosen, trials, numbers, rounds, numbers[:scored]))
     jobs = [job for search in searches for job in search.trial_jobs()]
     each = trials * scored
-    ended = _whole(run_all(jobs, Path(root), workers=workers, told=told))
-    found = [_judge(s, ended[i * each : (i + 1) * each]) for i, s in enumerate(searches)]
+    ended = _whole(run_all(jobs, Path(root), workers=workers, on_done=on_done))
+    tunings = [_judge(s, ended[i * each : (i + 1) * each]) for i, s in enumerate(searches)]
     if final:
-        best = zip(searches, found, strict=True)
+        best = zip(searches, tunings, strict=True)
         jobs = [job for search, tuned in best for job in search.final_jobs(tuned.tuning.best)]
-        runs = [_record(d) for d in _whole(run_all(jobs, Path(root), workers=workers, told=told))]
-        found = [_final(t, runs[i * seeds : (i + 1) * seeds]) for i, t in enumerate(found)]
-    for tuning, records in found:
+        runs = [
+            _record(d) for d in _whole(run_all(jobs, Path(root), workers=workers, on_done=on_done))
+        ]
+        tunings = [_final(t, runs[i * seeds : (i + 1) * seeds]) for i, t in enumerate(tunings)]
+    for tuning, records in tunings:
         text = msgspec.json.format(msgspec.json.encode(tuning), indent=1)
         for record in records:
             (record.path / TUNING_FILE).write_bytes(text)
-    return found
+    return tunings
 
 
 def read_metric(text: str, method: str) -> str:
@@ -183,9 +185,9 @@ def read_metric(text: str, method: str) -> str:
         ConfigError: it stands for none.
     """
     cls = method_class(method)
-    is_own = cls.personal and cls.partition != "pooled"
-    own = "local_accuracy" if is_own else "global_accuracy"
-    known = {"best": f"best_{own}", "last": own}
+    is_personal = cls.personal and cls.partition != "pooled"
+    score_field = "local_accuracy" if is_personal else "global_accuracy"
+    known = {"best": f"best_{score_field}", "last": score_field}
     for score in SCORES:
         known |= {score: f"best_{score}", f"best_{score}": f"best_{score}", f"last_{score}": score}
     if text not in known:
@@ -197,18 +199,17 @@ def _of_method(
     settings: Mapping[str, Any], space: Mapping[str, Range], method: str, methods: Sequence[str]
 ) -> tuple[Settings, Space]:
     """Settings and space without options that only others of the methods have."""
-    own = set(method_options(method_class(method)))
+    options = set(method_options(method_class(method)))
     named = [*methods, str(settings.get("method", "fedavg"))]
-    others = {n for m in named for n in method_options(method_class(m))} - own
+    others = {n for m in named for n in method_options(method_class(m))} - options
     base = with_values(settings, {"method": method})
     base["options"] = {n: v for n, v in base["options"].items() if n not in others}
     rivals = {n for m in methods for n in method_options(method_class(m))}
     for name in space:
         if name not in SETTINGS and name not in rivals:
-            raise ConfigError(
-                f"--space {name}: {unknown(f'setting or {method} option', name, {*TUNABLE, *own})}"
-            )
-    part = {n: how for n, how in space.items() if n in own or n in SETTINGS}
+            what, known = f"setting or {method} option", {*TUNABLE, *options}
+            raise ConfigError(f"--space {name}: {unknown(what, name, known)}")
+    part = {n: how for n, how in space.items() if n in options or n in SETTINGS}
     if not part:
         raise ConfigError(f"{method} has none of {', '.join(space)}: nothing to tune.")
     return base, part
@@ -257,7 +258,7 @@ def _final(tuned: Tuned, records: list[Record]) -> Tuned:
 
 
 def _whole(ended: list[Done]) -> list[Done]:
-    """The same jobs, if all came to an end of their own."""
+    """The same jobs, if none was stopped."""
     if any(done.state == "stopped" for done in ended):
         raise KeyboardInterrupt
     for done in ended:

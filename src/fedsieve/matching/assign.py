@@ -90,23 +90,23 @@ def match_layer(
 
 def collect(problem: Problem, labels: Labels) -> State:
     """The atoms that these labels make."""
-    size = max((int(own.max()) + 1 for own in labels.values()), default=0)
+    size = max((int(atoms.max()) + 1 for atoms in labels.values()), default=0)
     sums = np.zeros((size, len(problem.kinds)))
     uses = np.zeros((size, problem.num_clients), np.bool_)
-    for client, own in sorted(labels.items()):
-        sums[own] += problem.shifted[client]
-        uses[own, client] = True
+    for client, atoms in sorted(labels.items()):
+        sums[atoms] += problem.shifted[client]
+        uses[atoms, client] = True
     return State(labels, Atoms(sums, uses))
 
 
 def remove(problem: Problem, state: State, client: int) -> State:
-    """The state without a client; atoms of its own disappear, the others close ranks."""
+    """The state without a client; atoms that it alone used are removed, the others renumbered."""
     sums, uses = state.atoms.sums.copy(), state.atoms.uses.copy()
     sums[state.labels[client]] -= problem.shifted[client]
     uses[:, client] = False
     is_used = uses.any(1)
     number = np.cumsum(is_used) - 1
-    labels = {c: number[own] for c, own in state.labels.items() if c != client}
+    labels = {c: number[atoms] for c, atoms in state.labels.items() if c != client}
     return State(labels, Atoms(sums[is_used], uses[is_used]))
 
 
@@ -162,7 +162,7 @@ def log_orders(state: State, client: int) -> float:
 
 def _greedy(problem: Problem, rule: Rule) -> State:
     """Widest client first, ties by index; its neurons are the first atoms."""
-    widths = [len(own) for own in problem.shifted]
+    widths = [len(neurons) for neurons in problem.shifted]
     first, *others = sorted(range(problem.num_clients), key=lambda c: -widths[c])
     state = collect(problem, {first: np.arange(widths[first])})
     for client in others:
@@ -172,14 +172,14 @@ def _greedy(problem: Problem, rule: Rule) -> State:
 
 def _started(problem: Problem, start: Sequence[Ints]) -> State:
     """Given labels, numbered without gaps."""
-    for client, (own, neurons) in enumerate(zip(start, problem.shifted, strict=True)):
-        if len(own) != len(neurons) or len(np.unique(own)) < len(own):
+    for client, (atoms, neurons) in enumerate(zip(start, problem.shifted, strict=True)):
+        if len(atoms) != len(neurons) or len(np.unique(atoms)) < len(atoms):
             raise ConfigError(
                 f"matching: starting labels of client {client} must give each of its "
-                f"{len(neurons)} neurons an atom of its own, found {own}."
+                f"{len(neurons)} neurons an atom of its own, found {atoms}."
             )
     _, flat = np.unique(np.concatenate(list(start)), return_inverse=True)
-    edges = np.cumsum([len(own) for own in start])[:-1]
+    edges = np.cumsum([len(atoms) for atoms in start])[:-1]
     return collect(problem, dict(enumerate(np.split(flat.astype(np.int64), edges))))
 
 
@@ -189,7 +189,7 @@ def _repeats(rows: Floats) -> bool:
 
 
 def _check_limit(problem: Problem, rule: Rule) -> None:
-    limit, widest = PRESETS[rule.preset].max_atoms, max(len(own) for own in problem.shifted)
+    limit, widest = PRESETS[rule.preset].max_atoms, max(len(neurons) for neurons in problem.shifted)
     if limit is not None and widest > limit:
         raise ConfigError(
             f"matching: a client has {widest} neurons in a layer, preset {rule.preset!r} allows "

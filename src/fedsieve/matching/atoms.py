@@ -72,16 +72,16 @@ def class_shares(counts: object, num_clients: int, num_classes: int) -> Floats:
     """f_sk: of each class, the part that each client holds; 1 everywhere without counts."""
     if counts is None:
         return np.ones((num_clients, num_classes))
-    found = np.asarray(counts, np.float64)
-    if found.shape != (num_clients, num_classes) or not (found >= 0).all():
+    numbers = np.asarray(counts, np.float64)
+    if numbers.shape != (num_clients, num_classes) or not (numbers >= 0).all():
         raise ConfigError(
             f"matching: class_counts must be ({num_clients}, {num_classes}) numbers >= 0, found "
-            f"{found.shape} from {found.min(initial=0)} on."
+            f"{numbers.shape} from {numbers.min(initial=0)} on."
         )
-    total = found.sum(0)
+    total = numbers.sum(0)
     if not np.isfinite(total).all():
         raise ConfigError("matching: class_counts must be finite.")
-    return np.where(total > 0, found / np.where(total > 0, total, 1), 1 / num_clients)
+    return np.where(total > 0, numbers / np.where(total > 0, total, 1), 1 / num_clients)
 
 
 def layer_problem(
@@ -106,12 +106,12 @@ def layer_problem(
         if above is None:
             present = shares[client]
         else:
-            own = above.labels[client]
+            columns = above.labels[client]
             padded = np.zeros((*outgoing.shape[:2], above.size))
-            padded[:, :, own] = outgoing
+            padded[:, :, columns] = outgoing
             outgoing = padded
             present = np.full(above.size, 1.0 if padding == "full" else 0.0)
-            present[own] = 1
+            present[columns] = 1
         head = [network[0].T] if incoming else []
         flat = outgoing.reshape(len(outgoing), -1)
         neurons.append(np.hstack([*head, network[2 * layer + 1][:, None], flat]))
@@ -129,8 +129,8 @@ def output_bias(
 ) -> Floats:
     """The bias of the classes, which is not matched: its posterior mean."""
     evidence, prior = shares / variances.sigma2, 1 / variances.sigma0_2
-    found = np.array([network[-1] for network in networks])
-    mean: Floats = ((evidence * found).sum(0) + bias_mean * prior) / (prior + evidence.sum(0))
+    biases = np.array([network[-1] for network in networks])
+    mean: Floats = ((evidence * biases).sum(0) + bias_mean * prior) / (prior + evidence.sum(0))
     return mean
 
 
@@ -148,15 +148,15 @@ def subnetwork(
     network: Sequence[Floats], labels: Sequence[Ints], blocks: Sequence[int] = ()
 ) -> Network:
     """The part of a global network that a client's labels (one array for each layer) name."""
-    found = []
+    part = []
     rows = np.arange(len(network[0]))
     for layer, (weight, bias) in enumerate(zip(network[::2], network[1::2], strict=True)):
         columns = labels[layer] if layer < len(labels) else np.arange(len(bias))
-        found += [weight[np.ix_(rows, columns)], bias[columns]]
+        part += [weight[np.ix_(rows, columns)], bias[columns]]
         if layer < len(labels):
             block = blocks[layer + 1] if blocks else 1
             rows = (columns[:, None] * block + np.arange(block)).ravel()
-    return found
+    return part
 
 
 def _blocks(network: Network, layer: int) -> Floats:

@@ -90,7 +90,7 @@ def problem_of(
     neurons: list[Floats], precision: Floats, prior_mean: Floats, prior_precision: Floats
 ) -> Problem:
     """A problem from neurons, with precisions for each coordinate."""
-    shifted = [lam * (own - prior_mean) for own, lam in zip(neurons, precision, strict=True)]
+    shifted = [lam * (rows - prior_mean) for rows, lam in zip(neurons, precision, strict=True)]
     columns = np.vstack([prior_precision, precision])
     distinct, inverse = np.unique(columns, axis=1, return_inverse=True)
     kinds = inverse.ravel()
@@ -123,15 +123,15 @@ def cost(problem: Problem, rule: Rule, atoms: Atoms, client: int) -> Floats:
     after = _weight(problem, rule, uses)
     per_atom = (_squares(problem, b) * (after - before)).sum(1)
     per_atom -= PRESETS[rule.preset].odds_weight * _log_odds(problem, rule, atoms.counts)
-    own = _squares(problem, u)
+    squares = _squares(problem, u)
     used = 2 * u @ (b * after.take(problem.kinds, axis=1)).T
-    used += own @ after.T
+    used += squares @ after.T
     used += per_atom
     alone = np.zeros((1, problem.num_clients), np.bool_)
     alone[0, client] = True
     number = np.arange(1, _new_columns(rule, len(u), len(b)) + 1)
     new = (
-        own @ _weight(problem, rule, alone).T
+        squares @ _weight(problem, rule, alone).T
         - 2 * math.log(rule.gamma0 / problem.num_clients)
         + 2 * np.log(number)
     )

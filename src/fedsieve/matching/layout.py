@@ -38,22 +38,22 @@ class Layout:
 
     def network(self, params: Params) -> Network:
         """Named tensors as arrays; any hidden widths."""
-        found = []
+        arrays = []
         for layer in self.layers:
             weight, bias = params[layer.weight], params[str(layer.bias)]
-            found += [_array(weight.flatten(1).T), _array(bias)]
-        return found
+            arrays += [_array(weight.flatten(1).T), _array(bias)]
+        return arrays
 
     def params(self, network: Sequence[Floats]) -> Params:
         """The inverse of `network`."""
-        found: Params = {}
+        tensors: Params = {}
         pairs = zip(network[::2], network[1::2], strict=True)
         for layer, (weight, bias) in zip(self.layers, pairs, strict=True):
             kernel = layer.shape[2:]
             shaped = weight.T.reshape(len(bias), len(weight) // math.prod(kernel), *kernel)
-            found[layer.weight] = torch.from_numpy(shaped.astype(np.float32, order="C"))
-            found[str(layer.bias)] = torch.from_numpy(bias.astype(np.float32))
-        return found
+            tensors[layer.weight] = torch.from_numpy(shaped.astype(np.float32, order="C"))
+            tensors[str(layer.bias)] = torch.from_numpy(bias.astype(np.float32))
+        return tensors
 
     def part(self, params: Params, labels: Sequence[Ints]) -> Params:
         """The neurons that `labels` name in each hidden layer, with the weights between them."""

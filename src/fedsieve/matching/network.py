@@ -159,7 +159,7 @@ def match_networks(
     shares = class_shares(class_counts, len(networks), len(networks[0][-1]))
     variances, rules = settings.variances(layers), settings.rules(layers)
     above: Above | None = None
-    found: list[LayerMatch] = []
+    matches: list[LayerMatch] = []
     for layer in reversed(range(layers)):
         problem = layer_problem(
             networks, layer, above, shares, variances[layer], settings.padding, settings.bias_mean
@@ -167,14 +167,14 @@ def match_networks(
         first = None if start is None else start[layer]
         matched = match_layer(problem, rules[layer], visits[layer], first)
         above = Above(matched.labels, len(matched.means))
-        found.insert(0, matched)
+        matches.insert(0, matched)
     bias = output_bias(networks, shares, variances[-1], settings.bias_mean)
-    means = [layer.means for layer in found]
+    means = [layer.means for layer in matches]
     inputs = len(networks[0][0])
     return Matching(
-        assignments=[layer.labels for layer in found],
+        assignments=[layer.labels for layer in matches],
         global_weights=fuse(means, bias, inputs, blocks or [1] * (layers + 1)),
-        layers=found,
+        layers=matches,
         orders=visits,
         blocks=tuple(blocks) or (1,) * (layers + 1),
     )
@@ -196,10 +196,10 @@ def visiting_orders(key: Key, layers: int, sweeps: int, num_clients: int) -> lis
 
 
 def _read_orders(orders: Sequence[Any], layers: int, num_clients: int) -> list[Ints]:
-    found = [np.asarray(order) for order in orders]
-    if len(found) != layers:
-        raise ConfigError(f"matching: {len(found)} orders for {layers} hidden layers.")
-    for layer, order in enumerate(found):
+    arrays = [np.asarray(order) for order in orders]
+    if len(arrays) != layers:
+        raise ConfigError(f"matching: {len(arrays)} orders for {layers} hidden layers.")
+    for layer, order in enumerate(arrays):
         is_whole = order.size == 0 or np.issubdtype(order.dtype, np.integer)
         if not is_whole or order.ndim != 2 or order.shape[1] != num_clients:
             raise ConfigError(
@@ -211,4 +211,4 @@ def _read_orders(orders: Sequence[Any], layers: int, num_clients: int) -> list[I
                 f"matching: each row of orders[{layer}] must name the clients 0 to "
                 f"{num_clients - 1} once."
             )
-    return [order.astype(np.int64) for order in found]
+    return [order.astype(np.int64) for order in arrays]

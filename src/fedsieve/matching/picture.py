@@ -35,17 +35,17 @@ def as_svg(labels: Sequence[Ints], names: Sequence[str], cell: int = 3) -> str:
     column = np.argsort(order)
     left, gap, top = 60, 2, 16
     dots, row = [], 0
-    for client, (own, name) in enumerate(zip(labels, names, strict=True)):
+    for client, (atoms, name) in enumerate(zip(labels, names, strict=True)):
         colour = _COLOURS[client % len(_COLOURS)]
         y = top + row * cell + client * gap
         dots.append(f'<text x="{left - 6}" y="{y + 10}" text-anchor="end">{name}</text>')
-        places = sorted(column[own].tolist())
+        places = sorted(column[atoms].tolist())
         dots += [
             f'<rect x="{left + place * cell}" y="{y + i * cell}" width="{cell}" height="{cell}" '
             f'fill="{colour}"/>'
             for i, place in enumerate(places)
         ]
-        row += len(own)
+        row += len(atoms)
     width = left + len(order) * cell + 10
     height = top + row * cell + len(labels) * gap + 24
     caption = f"{len(order)} global atoms, the most used first"

@@ -46,8 +46,8 @@ class Matching:
 
     def subnetwork(self, client: int) -> Network:
         """The client's part of the global network, in the order of its own neurons."""
-        own = [labels[client] for labels in self.assignments]
-        return subnetwork(self.global_weights, own, self.blocks)
+        atoms = [labels[client] for labels in self.assignments]
+        return subnetwork(self.global_weights, atoms, self.blocks)
 
     def __str__(self) -> str:
         return "\n".join(table(self.assignments, [layer.energy for layer in self.layers]))
@@ -61,14 +61,14 @@ def table(assignments: Sequence[Sequence[Ints]], energies: Sequence[float]) -> I
         counts = usage(labels).sum(1)
         users = np.bincount(counts, minlength=num_clients + 1)
         spread = "  ".join(f"{n}:{users[n]}" for n in range(1, num_clients + 1) if users[n])
-        widths = sorted({len(own) for own in labels})
+        widths = sorted({len(atoms) for atoms in labels})
         neurons = f"{widths[0]}" if len(widths) == 1 else f"{widths[0]}-{widths[-1]}"
         yield f"{number:>5}  {neurons:>8}  {len(counts):>6}  {value:>12.2f}  {spread}"
 
 
 def usage(labels: Sequence[Ints]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
     """(atoms, clients): whether a client uses an atom."""
-    found = np.zeros((1 + max(int(own.max()) for own in labels), len(labels)), np.bool_)
-    for client, own in enumerate(labels):
-        found[own, client] = True
-    return found
+    uses = np.zeros((1 + max(int(atoms.max()) for atoms in labels), len(labels)), np.bool_)
+    for client, atoms in enumerate(labels):
+        uses[atoms, client] = True
+    return uses

@@ -35,8 +35,8 @@ from fedsieve.core.method import (
 from fedsieve.core.options import in_range, option
 from fedsieve.inference.priors import Gaussian
 from fedsieve.matching import Settings, match_networks, visiting_orders
-from fedsieve.matching.book import own_atoms, write_book
 from fedsieve.matching.costs import PresetName
+from fedsieve.matching.labels import atoms_of, labels_to_tensors
 from fedsieve.matching.layout import Layout, layout_of
 from fedsieve.optim import local
 from fedsieve.optim.optimisers import SGD, Optimiser
@@ -179,7 +179,7 @@ class Pfnm(Method[Server, State, Down, Up]):
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
         layout, replies = self._layout, round.replies
         clients = [reply.client for reply in replies]
-        before = (own_atoms(server.labels, c, self._widths(c)) for c in clients)
+        before = (atoms_of(server.labels, c, self._widths(c)) for c in clients)
         known = [own for own in before if own is not None]
         is_warm = len(known) == len(replies)
         sweeps = self.later_sweeps if is_warm else self.sweeps
@@ -196,7 +196,7 @@ class Pfnm(Method[Server, State, Down, Up]):
             for layer, matched in enumerate(matching.layers)
         }
         weights = layout.params(matching.global_weights)
-        labels = write_book(clients, matching.assignments)
+        labels = labels_to_tensors(clients, matching.assignments)
         energies = torch.tensor([x.energy for x in matching.layers], dtype=torch.float64)
         return Server(weights, labels, steps, energies, server.rounds + 1)
 
@@ -209,8 +209,8 @@ class Pfnm(Method[Server, State, Down, Up]):
 
     def part_of(self, client: int, server: Server) -> Params:
         """A client's part of the global network; empty before there is one."""
-        own = own_atoms(server.labels, client, self._widths(client))
-        return {} if own is None else self._layout.part(server.weights, own)
+        atoms = atoms_of(server.labels, client, self._widths(client))
+        return {} if atoms is None else self._layout.part(server.weights, atoms)
 
     @property
     def _layout(self) -> Layout:

@@ -30,11 +30,11 @@ class Traffic(msgspec.Struct, kw_only=True):
 
 def total(messages: list[Sent], direction: Literal["up", "down"]) -> Traffic:
     """All messages of one direction added up."""
-    mine = [m for m in messages if m.direction == direction]
+    sent = [m for m in messages if m.direction == direction]
     return Traffic(
-        total_bytes=sum(m.total_bytes for m in mine),
-        header_bytes=sum(m.header_bytes for m in mine),
-        mask_bytes=sum(m.mask_bytes for m in mine),
-        value_bytes=sum(m.value_bytes for m in mine),
-        paper_bytes=sum(m.paper_bytes for m in mine),
+        total_bytes=sum(m.total_bytes for m in sent),
+        header_bytes=sum(m.header_bytes for m in sent),
+        mask_bytes=sum(m.mask_bytes for m in sent),
+        value_bytes=sum(m.value_bytes for m in sent),
+        paper_bytes=sum(m.paper_bytes for m in sent),
     )

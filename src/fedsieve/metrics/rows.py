@@ -32,7 +32,7 @@ class Metric(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What runs spend, at equal amounts of which they are compared."""
+    """A cost at equal amounts of which runs are compared."""
 
     title: str
     field: str  # of a row; it is added up, but for the number of the round
@@ -216,8 +216,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def scores(self) -> dict[str, float]:
         """The scores that were measured, as `global` and `local`."""
-        found = {scope(name): getattr(self, name) for name in SCORES}
-        return {name: value for name, value in found.items() if value is not None}
+        measured = {scope(name): getattr(self, name) for name in SCORES}
+        return {name: value for name, value in measured.items() if value is not None}
 
 
 class Row(Measured, frozen=True, omit_defaults=True):
@@ -255,7 +255,7 @@ class Summary(Measured, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """What an evaluated round showed beyond its row."""
+    """Figures of an evaluated round that are not in its row: by client and by layer."""
 
     round: int
     client_accuracy: list[float | None]  # of each test shard's own, or the global, model
@@ -270,13 +270,13 @@ def _declared(kind: type[msgspec.Struct]) -> dict[str, Metric]:
     for name, value in vars(Measured).items():
         if isinstance(value, property):
             fields[name] = typing.get_type_hints(value.fget, include_extras=True)["return"]
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for name, hint in fields.items():
         if hasattr(hint, "__metadata__"):
-            found[name] = metric = hint.__metadata__[0]
+            metrics[name] = metric = hint.__metadata__[0]
             if f"best_{name}" in fields:
-                found[f"best_{name}"] = metric._replace(label=f"{metric.label}, best")
-    return found
+                metrics[f"best_{name}"] = metric._replace(label=f"{metric.label}, best")
+    return metrics
 
 
 MEASURED = _declared(Measured)
@@ -308,15 +308,15 @@ def best(rows: Sequence[Row], name: str) -> float | None:
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
     """Sums, last and best values of what rows measured, as a summary has them; known ones only."""
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     for name, metric in MEASURED.items():
         if metric.total == "sum":
-            found[name] = sum(getattr(row, name) for row in rows)
+            summary[name] = sum(getattr(row, name) for row in rows)
         elif metric.total == "last":
-            found[name] = last(rows, name)
+            summary[name] = last(rows, name)
         if name in SCORES:
-            found[f"best_{name}"] = best(rows, name)
-    return {name: value for name, value in found.items() if value is not None}
+            summary[f"best_{name}"] = best(rows, name)
+    return {name: value for name, value in summary.items() if value is not None}
 
 
 def read_row(line: bytes) -> Row:

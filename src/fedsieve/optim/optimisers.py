@@ -194,7 +194,7 @@ def ascend(multiplier: Tensor, gap: Tensor, lr: float) -> Tensor:
 
 
 def undecayed(optimiser: Optimiser) -> Optimiser:
-    """The same optimiser without weight decay, for what is no weight."""
+    """The same optimiser without weight decay, for parameters that are not weights."""
     return optimiser if isinstance(optimiser, Yogi) else replace(optimiser, weight_decay=0.0)
 
 

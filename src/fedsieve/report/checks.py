@@ -41,7 +41,7 @@ def _of_run(run: Run) -> list[str]:
         if final is not None and best is not None and best - final > FALL:
             what = f"{scope(name)} {summary.score}"
             told.append(f"the final {what} {final:.3f} is well below its best, {best:.3f}.")
-    return told + _density(run) + _ledger(run)
+    return told + _density(run) + _messages(run)
 
 
 def _density(run: Run) -> list[str]:
@@ -54,7 +54,7 @@ def _density(run: Run) -> list[str]:
     return []
 
 
-def _ledger(run: Run) -> list[str]:
+def _messages(run: Run) -> list[str]:
     summary, sums = run.record.summary, run.sent
     counted = (sums["up"].total_bytes, sums["down"].total_bytes)
     if counted == (summary.up_bytes, summary.down_bytes):

@@ -123,7 +123,7 @@ def _common(p: Stored, q: Stored, *, is_packed: bool) -> int:
 
 
 def traffic(folder: Path) -> dict[Direction, Traffic]:
-    """All messages of a run added up, by direction; DataError if the ledger cannot be read."""
+    """All messages of a run added up, by direction; DataError if they cannot be read."""
     sums: dict[Direction, Traffic] = {"up": Traffic(), "down": Traffic()}
     path = folder / "messages.jsonl"
     if not path.exists():
@@ -137,7 +137,7 @@ def traffic(folder: Path) -> dict[Direction, Traffic]:
                 for name in Traffic.__struct_fields__:
                     setattr(mine, name, getattr(mine, name) + getattr(sent, name))
     except (OSError, msgspec.MsgspecError) as error:
-        raise DataError(f"{path}: not a readable ledger of messages: {error}.") from error
+        raise DataError(f"{path}: not a readable list of messages: {error}.") from error
     return sums
 
 

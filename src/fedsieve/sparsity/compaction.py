@@ -67,7 +67,7 @@ def written_channels(graph: LayerGraph, mask: Mask) -> dict[str, Tensor]:
         kept = mask.get(layer.weight)
         rows = 1 if kept is None else kept.flatten(1).any(1)
         written[layer.target] = written[layer.target] + rows
-    return {name: found > 0 for name, found in written.items()}
+    return {name: count > 0 for name, count in written.items()}
 
 
 def norm_masks(graph: LayerGraph, mask: Mask) -> Mask:
@@ -112,8 +112,8 @@ def indices(graph: LayerGraph, alive: Mask) -> Indices:
     index = {}
     for space in graph.spaces:
         stays = torch.ones(space.size) if space.name in whole else alive[space.name]
-        found = stays.nonzero()[:, 0]
-        index[space.name] = found if len(found) else torch.zeros(1, dtype=torch.int64)
+        places = stays.nonzero()[:, 0]
+        index[space.name] = places if len(places) else torch.zeros(1, dtype=torch.int64)
     kept: Indices = {}
     for layer in graph.layers:
         if layer.kind == "embedding":

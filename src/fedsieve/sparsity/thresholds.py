@@ -48,13 +48,13 @@ class Thresholding:
 
     def settled(self, weights: Params, thresholds: Params) -> tuple[Params, Mask]:
         """Thresholds with their masks when nothing is left to reset."""
-        found, mask = dict(thresholds), {}
+        left, mask = dict(thresholds), {}
         for name, tau in thresholds.items():
             mask[name] = self.kept(weights[name], tau)
             if self.is_reset_after(mask[name]):
-                found[name] = torch.zeros_like(tau)
-                mask[name] = self.kept(weights[name], found[name])
-        return found, mask
+                left[name] = torch.zeros_like(tau)
+                mask[name] = self.kept(weights[name], left[name])
+        return left, mask
 
     def step(self, weight: Tensor, thresholds: Tensor, kept: Tensor) -> Tensor:
         """The mask as numbers p, with the straight line's gradient; w p is the effective weight."""

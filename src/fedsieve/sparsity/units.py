@@ -31,12 +31,12 @@ class Weights:
 
     def shapes(self, graph: LayerGraph) -> dict[str, tuple[int, ...]]:
         """Shapes of the gates."""
-        found = dict[str, tuple[int, ...]]()
+        shapes = dict[str, tuple[int, ...]]()
         for layer, _ in _layers(graph):
-            found[layer.weight] = layer.shape
+            shapes[layer.weight] = layer.shape
             if self.biases and layer.bias is not None:
-                found[layer.bias] = layer.shape[:1]
-        return found
+                shapes[layer.bias] = layer.shape[:1]
+        return shapes
 
     def size(self, graph: LayerGraph) -> int:
         """P: of how many numbers a density is the share kept."""
@@ -75,12 +75,12 @@ class Channels:
     come_back: ClassVar[bool] = False  # cut on both sides, a channel has no gradient
 
     def shapes(self, graph: LayerGraph) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {s.name: (s.size,) for s in _cuttable(graph)}
-        if not found:
+        shapes: dict[str, tuple[int, ...]] = {s.name: (s.size,) for s in _cuttable(graph)}
+        if not shapes:
             raise ConfigError(
                 "units=channels: the model has no channel that could be cut out. Use units=weights."
             )
-        return found
+        return shapes
 
     def size(self, graph: LayerGraph) -> int:
         return graph.maskable_size
@@ -91,17 +91,17 @@ class Channels:
         )
 
     def spread(self, graph: LayerGraph, gates: Params) -> Params:
-        found = {}
+        factors = {}
         for layer in graph.layers:
             if layer.target in gates:
                 gate = gates[layer.target]
-                found[layer.weight] = gate.view(-1, *(1 for _ in layer.shape[1:]))
+                factors[layer.weight] = gate.view(-1, *(1 for _ in layer.shape[1:]))
                 if layer.bias is not None:
-                    found[layer.bias] = gate
+                    factors[layer.bias] = gate
         for norm in graph.norms:
             if norm.space in gates:
-                found |= dict.fromkeys(norm.tensors, gates[norm.space])
-        return found
+                factors |= dict.fromkeys(norm.tensors, gates[norm.space])
+        return factors
 
     def density(self, graph: LayerGraph, prob: Params) -> Tensor:
         share = {name: p.mean() for name, p in prob.items()}
@@ -124,7 +124,7 @@ class Channels:
         return _first(strength, order[:low])
 
     def cover(self, graph: LayerGraph, chosen: Mask) -> Mask:
-        found = {}
+        covered = {}
         for layer, _ in _layers(graph):
             mask = torch.ones(layer.shape, dtype=torch.bool)
             flat = mask.view(*layer.shape[:2], -1)
@@ -132,8 +132,8 @@ class Channels:
                 flat &= chosen[layer.target][:, None, None]
             if _source(layer) in chosen:
                 flat &= chosen[layer.source].repeat_interleave(layer.repeat)[None, :, None]
-            found[layer.weight] = mask
-        return found
+            covered[layer.weight] = mask
+        return covered
 
     def _strength(self, graph: LayerGraph, effective: Params) -> Params:
         """Root mean square of the weights that write to each channel."""
@@ -152,7 +152,7 @@ Units: TypeAlias = Weights | Channels
 
 
 def budget(units: Units, graph: LayerGraph, density: float) -> int:
-    """M = floor(density P).
+    """`m = floor(density P)`: how many numbers are kept.
 
     Raises:
         ConfigError: no model has so few weights.
