@@ -12,6 +12,7 @@ from fedsieve.core.method import Batch
 from fedsieve.optim.optimisers import Moments, Stepper, Tensors, init_moments
 
 T = TypeVar("T")
+_ONE = torch.ones(())  # the gradient of a loss by itself; torch would make it anew in every step
 
 
 class Trained(NamedTuple, Generic[T]):
@@ -125,8 +126,8 @@ def gradient(
 
 def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
     """The gradient of each tensor; 0 where the loss does not depend on it."""
-    found = torch.autograd.grad(loss, moving, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(moving, found, strict=True)]
+    grads = torch.autograd.grad(loss, moving, _ONE, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(moving, grads, strict=True)]
 
 
 def layout(value: Tensor) -> torch.memory_format:
