@@ -98,7 +98,7 @@ def by_proxy(server, folder, children, inner):
     settings = proxy.Settings(
         host="127.0.0.1", port=server.port, superlink=f"127.0.0.1:{inner}",
         ca=str(server.certs / "ca.crt"), certificate=str(server.certs / "server.crt"),
-        key=str(server.certs / "server.key"), limit_bytes=10**6, traffic=str(folder / "tcp.json"),
+        key=str(server.certs / "server.key"), max_bytes=10**6, traffic=str(folder / "tcp.json"),
     )  # fmt: skip
     (folder / "proxy.json").write_bytes(msgspec.json.encode(settings))
     children.keep(proxy_command(folder / "proxy.json"), folder / "proxy.log", folder)

@@ -10,10 +10,12 @@ from fedsieve.recipes.runner import reproduce
 
 def test_every_method_meets_every_attack_with_every_rule():
     labels = [row.label for row in attacks.recipe.rows]
-    assert len(set(labels)) == 6 * 8 * 8
+    assert len(set(labels)) == 6 * 8 * 8 + 8  # SpaFL's own setting beside the rules
     for row in attacks.recipe.rows:
         config = make(attacks.recipe.settings(row, "smoke"))
-        assert attacks.label(config.method, config.aggregation, _name(config.attack)) == row.label
+        clipped = config.clip_update and f"clip_update {config.clip_update}"
+        rule = clipped or config.aggregation
+        assert attacks.label(config.method, rule, _name(config.attack)) == row.label
         assert config.options == {}, "methods have their defaults"
 
 
