@@ -113,6 +113,23 @@ def test_draw_repeats_examples_where_the_client_holds_less():
     assert set(drawn) <= set(fed.partition.train[0].tolist())
 
 
+def test_a_split_holds_the_same_share_back_every_time():
+    data = federation(examples=53, clients=4).batches(1)
+    (training, validation), again = data.split(0.25), data.split(0.25)
+    assert validation.examples == round(0.25 * data.examples)
+    parts = torch.cat([training.indices, validation.indices]).sort().values
+    assert torch.equal(parts, data.indices.sort().values)
+    assert torch.equal(validation.indices, again[1].indices)
+
+
+def test_a_split_of_few_examples_leaves_one_on_each_side():
+    data = federation(examples=20, clients=10).batches(0)
+    assert data.examples == 2
+    assert [part.examples for part in data.split(0.01)] == [1, 1]
+    (one, _) = data.split(0.5)
+    assert [part.examples for part in one.split(0.5)] == [1, 1]
+
+
 def test_ordered_gives_stored_order_in_large_batches():
     fed = federation(examples=2000, clients=2)
     parts = numbers(fed.batches(0).ordered())

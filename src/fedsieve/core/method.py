@@ -71,6 +71,12 @@ class Batches(Protocol):
     def ordered(self) -> Iterator[Batch]:
         """Every example once in stored order, in large batches, for evaluation."""
 
+    def split(self, share: float) -> tuple["Batches", "Batches"]:
+        """What a client trains on and a `share` of its training data held back for validation.
+
+        The same examples every time, spread evenly over the stored order.
+        """
+
 
 class Task(Protocol):
     """A model with its loss, as pure functions of parameters."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, islice
 from typing import Literal
@@ -178,6 +178,18 @@ class ClientBatches:
     def ordered(self) -> Iterator[Batch]:
         """Every example once in stored order, in large mini-batches."""
         return self.federation.train_batches(self.indices)
+
+    def split(self, share: float) -> tuple["ClientBatches", "ClientBatches"]:
+        """Training and validation data; at least an example each, the same where there is one."""
+        if self.examples == 1:
+            return self, self
+        held = min(max(round(share * self.examples), 1), self.examples - 1)
+        places = torch.arange(held) * self.examples // held
+        is_held = torch.zeros(self.examples, dtype=torch.bool)
+        is_held[places] = True
+        return replace(self, indices=self.indices[~is_held]), replace(
+            self, indices=self.indices[is_held]
+        )
 
     def _pass(self, key: Key, needed: int) -> Iterator[Batch]:
         """At least `needed` examples of one pass, or all there are."""

@@ -241,5 +241,9 @@ class _Flipped:
     def ordered(self) -> Iterator[Batch]:
         return map(self._flip, self._data.ordered())
 
+    def split(self, share: float) -> tuple[Batches, Batches]:
+        training, validation = self._data.split(share)
+        return type(self)(training, self._classes), type(self)(validation, self._classes)
+
     def _flip(self, batch: Batch) -> Batch:
         return Batch(batch.x, self._classes - 1 - batch.y)

@@ -15,17 +15,21 @@ _SAMPLE, _MARGIN = 4096, 256  # values of a sample, and how far its quantiles ma
 
 def top_k(params: Params, names: tuple[str, ...], kept: int) -> Mask:
     """Keep exactly the `kept` largest magnitudes over all tensors in `names`; ties to the first."""
-    size = torch.cat([params[n].detach().reshape(-1).abs() for n in names])
-    if kept >= len(size):
-        chosen = torch.ones_like(size, dtype=torch.bool)
-    elif kept <= 0:
-        chosen = torch.zeros_like(size, dtype=torch.bool)
-    else:
-        smallest = _kth_largest(size.numpy(), kept)
-        chosen = size > smallest
-        chosen[(size == smallest).nonzero()[: kept - count_nonzero(chosen), 0]] = True
+    chosen = largest(torch.cat([params[n].detach().reshape(-1).abs() for n in names]), kept)
     parts = torch.split(chosen, [params[n].numel() for n in names])
     return {n: part.view(params[n].shape) for n, part in zip(names, parts, strict=True)}
+
+
+def largest(score: Tensor, kept: int) -> Tensor:
+    """Where the `kept` largest of a vector are; of equal ones the first."""
+    if kept >= len(score):
+        return torch.ones_like(score, dtype=torch.bool)
+    if kept <= 0:
+        return torch.zeros_like(score, dtype=torch.bool)
+    smallest = _kth_largest(score.numpy(), kept)
+    chosen = score > smallest
+    chosen[(score == smallest).nonzero()[: kept - count_nonzero(chosen), 0]] = True
+    return chosen
 
 
 def _kth_largest(size: np.ndarray[Any, np.dtype[np.float32]], kept: int) -> float:
