@@ -1,4 +1,7 @@
-"""Sparsity layer by layer: how many weights each keeps, what is dropped, what grows, who agrees."""
+"""Sparsity layer by layer: how many weights each keeps, what is dropped, what grows.
+
+Shares of layers and the overlap mean are those of specification rivals, section 1.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
