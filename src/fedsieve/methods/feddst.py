@@ -69,7 +69,7 @@ class FedDST(Method[Server, tuple[()], Down, Up]):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER, "code": PAPER | CODE}
     task: Task
-    target_density: float = option(0.5, "1 - S: share of weights that is kept, at every moment")
+    target_density: float = option(0.4, "1 - S: share of weights that is kept, at every moment")
     allocation: Allocation = option("erk_feddst", "how it is spread over layers")
     adjust_share: float = option(0.2, "alpha: of the kept weights, how many clients replace")
     adjust_interval: int = option(1, "rounds from one readjustment to the next")
