@@ -17,6 +17,7 @@ from fedsieve.methods import (
     gpi_fnm,
     local_only,
     pfnm,
+    prunefl,
     spafl,
     vardrop,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "gpi_fnm",
     "local_only",
     "pfnm",
+    "prunefl",
     "spafl",
     "vardrop",
 ]
