@@ -159,3 +159,15 @@ def test_without_pruning_it_is_fedavg():
 def test_values_that_cannot_work_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         small_job(method="prunefl", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"initial_rounds": 4}, "one client alone"),
+        ({"initial_rounds": 1, "adjust_interval": 4}, "1 reconfigurations that drop 0.3 each"),
+    ],
+)
+def test_runs_too_short_to_prune_are_spoken_of(options, said):
+    with pytest.warns(UserWarning, match=said):
+        small_job(method="prunefl", **options)

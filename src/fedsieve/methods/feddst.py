@@ -41,7 +41,11 @@ PAPER = {
     "optimiser": "sgd(momentum=0.9)",
     "weighting": "uniform",
 }
-CODE = {"optimiser": "sgd(momentum=0.9, weight_decay=0.001)", "weighting": "samples"}
+CODE = {
+    "target_density": 0.2,
+    "optimiser": "sgd(momentum=0.9, weight_decay=0.001)",
+    "weighting": "samples",
+}
 
 
 class Server(NamedTuple):

@@ -33,6 +33,12 @@ PAPER = {
     "schedule": "constant",
     "optimiser": "sgd(momentum=0.9)",
 }
+CODE = {
+    "lr": 0.1,
+    "clip_norm": 10.0,
+    "schedule": "exponential(gamma=0.998)",
+    "optimiser": "sgd(weight_decay=0.0005)",
+}
 
 
 class Server(NamedTuple):
@@ -69,10 +75,10 @@ class FedSpa(Method[Server, State, Down, Up]):
     personal = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": PAPER,
-        "code": PAPER | {"lr": 0.1, "clip_norm": 10.0, "optimiser": "sgd(weight_decay=0.0005)"},
+        "code": PAPER | CODE,
     }
     task: Task
-    target_density: float = option(0.5, "share of weights that every client keeps, at every moment")
+    target_density: float = option(0.3, "share of weights that every client keeps, at every moment")
     allocation: Allocation = option("erk", "how it is spread over layers")
     growth: Literal["gradient", "random", "static"] = option(
         "gradient", "what grows in place of dropped weights; static: masks never change"

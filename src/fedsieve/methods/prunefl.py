@@ -11,6 +11,7 @@ Differs  seconds are not measured: every weight costs 1 and a round `fixed_cost`
          Defaults reconfigure more often, as fits a run of tens of rounds.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +41,13 @@ PAPER = {
     "optimiser": "sgd(momentum=0.9)",
     "weighting": "uniform",
 }
-CODE = {"optimiser": "sgd", "lr": 0.25, "weighting": "samples", "density_cap": 1.0}
+CODE = {
+    "density_cap": 1.0,
+    "lr": 0.1,
+    "schedule": "exponential(gamma=0.99993)",  # halves in 10 000 rounds
+    "optimiser": "sgd",
+    "weighting": "samples",
+}
 
 
 class Server(NamedTuple):
@@ -129,7 +136,22 @@ class PruneFL(Method[Server, State, Down, Up]):
         tenth = max(rounds // 10, 1)
         interval = tenth if self.adjust_interval is None else self.adjust_interval
         initial = tenth if self.initial_rounds is None else self.initial_rounds
-        return replace(super().in_run(rounds), adjust_interval=interval, initial_rounds=initial)
+        method = replace(super().in_run(rounds), adjust_interval=interval, initial_rounds=initial)
+        if initial >= rounds > 1:
+            warnings.warn(
+                f"prunefl: initial_rounds={initial} and the run has {rounds}: one client alone "
+                "trains all the time. Lower initial_rounds or ask for more rounds.",
+                stacklevel=2,
+            )
+        times = sum(method._adjusts(done) for done in range(rounds))
+        if (1 - self.drop_share) ** times > self.density_cap:
+            warnings.warn(
+                f"prunefl: {times} reconfigurations that drop {self.drop_share:g} each leave more "
+                f"than density_cap={self.density_cap:g}. Lower adjust_interval, raise initial_rounds or "
+                "ask for more rounds.",
+                stacklevel=2,
+            )
+        return method
 
     def init_server(self, key: Key) -> Server:
         weights = self.task.init_params(fold(key, "weights"))
