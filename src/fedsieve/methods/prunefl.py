@@ -147,8 +147,8 @@ class PruneFL(Method[Server, State, Down, Up]):
         if (1 - self.drop_share) ** times > self.density_cap:
             warnings.warn(
                 f"prunefl: {times} reconfigurations that drop {self.drop_share:g} each leave more "
-                f"than density_cap={self.density_cap:g}. Lower adjust_interval, raise initial_rounds or "
-                "ask for more rounds.",
+                f"than density_cap={self.density_cap:g}. Lower adjust_interval, raise initial_rounds "
+                "or ask for more rounds.",
                 stacklevel=2,
             )
         return method
