@@ -15,8 +15,10 @@ from fedsieve.methods import (
     gpi_fnm,
     lg_fedavg,
     local_only,
+    lotteryfl,
     pfnm,
     spafl,
+    sub_fedavg,
     vardrop,
 )
 
@@ -35,7 +37,9 @@ __all__ = [
     "gpi_fnm",
     "lg_fedavg",
     "local_only",
+    "lotteryfl",
     "pfnm",
     "spafl",
+    "sub_fedavg",
     "vardrop",
 ]
