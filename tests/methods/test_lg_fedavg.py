@@ -55,6 +55,12 @@ def test_normalisation_stays_local():
     assert len(server.shared) == 11
 
 
+def test_more_layers_than_there_are_is_all_of_them():
+    server, state = started(small(warm_start=0, shared_layers=3).method)
+    assert set(server.shared) == LOCAL | SHARED
+    assert not state.local
+
+
 def test_both_parts_are_trained_together():
     """One step of SGD from (phi_k, psi), against autograd on all tensors."""
     job = small(warm_start=0, clip_norm=None, schedule="constant", lr=0.5, steps=1)
@@ -147,7 +153,6 @@ def test_a_reply_that_was_lost_does_not_undo_a_local_part():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"shared_layers": 3}, "the model has 2 layers"),
         ({"shared_layers": 0}, "local_only"),
         ({"warm_start": -1}, "warm_start"),
         ({"lr": 0.0}, "lr"),

@@ -96,12 +96,10 @@ class LGFedAvg(Method[Server, State, Down, Up]):
         in_range("lg_fedavg: lr", self.lr, 0, above=True)
         in_range("lg_fedavg: warm_start", self.warm_start or 0, 0)
         in_range("clip_norm", 1 if self.clip_norm is None else self.clip_norm, 0, above=True)
-        count = len(self.task.graph.layers)
-        if self.shared_layers is not None and not 1 <= self.shared_layers <= count:
+        if self.shared_layers is not None and self.shared_layers < 1:
             raise ConfigError(
-                f"lg_fedavg: shared_layers={self.shared_layers}: the model has {count} layers: "
-                "give 1 to as many, or none for all of the model. To share nothing use "
-                "method=local_only."
+                f"lg_fedavg: shared_layers={self.shared_layers}: give 1 or more, or none for all "
+                "of the model. To share nothing use method=local_only."
             )
 
     def in_run(self, rounds: int) -> Self:
