@@ -15,10 +15,13 @@ from fedsieve.methods import (
     flops,
     flops_pa,
     gpi_fnm,
+    lg_fedavg,
     local_only,
+    lotteryfl,
     pfnm,
     prunefl,
     spafl,
+    sub_fedavg,
     vardrop,
 )
 
@@ -37,9 +40,12 @@ __all__ = [
     "flops",
     "flops_pa",
     "gpi_fnm",
+    "lg_fedavg",
     "local_only",
+    "lotteryfl",
     "pfnm",
     "prunefl",
     "spafl",
+    "sub_fedavg",
     "vardrop",
 ]
