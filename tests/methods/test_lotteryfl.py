@@ -119,6 +119,14 @@ def test_the_gate_on_what_the_client_had_after_training():
     assert not is_pruning(score_before=1.0)
 
 
+def test_a_score_that_is_not_defined_opens_no_gate(monkeypatch):
+    monkeypatch.setattr("fedsieve.optim.local.score", lambda *_: float("nan"))
+    job = small()
+    _, state, metrics = exchange(job, job.method.init_server(KEY), State(0, 0, 0.5))
+    assert state.score == 0
+    assert metrics.values["pruned"] == 0
+
+
 def test_clients_prune_in_the_first_half_of_the_run():
     assert small(rounds=5).method.prune_until == 3
     assert is_pruning(score_before=1e-3, prune_until=3, rounds=2)

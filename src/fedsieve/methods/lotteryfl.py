@@ -13,6 +13,7 @@ Differs  the gate asks validation data, where the published program asks test da
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -153,7 +154,8 @@ class LotteryFL(Method[Server, State, Down, Up]):
         )
         up = Up(mask, trained.params, state.client, data.examples)
         if may_prune:
-            state = state._replace(score=local.score(self.task, trained.params, held))
+            score = local.score(self.task, trained.params, held)
+            state = state._replace(score=score if isfinite(score) else 0.0)
         values = {"train_loss": trained.loss, "pruned": float(is_pruned)}
         return up, state, Metrics(trained.processed, values, mask)
 
