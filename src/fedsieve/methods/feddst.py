@@ -36,6 +36,7 @@ PAPER = {
     "allocation": "erk_feddst",
     "adjust_share": 0.01,
     "adjust_interval": 15,
+    "decay": "constant",
     "lr": 0.01,
     "clip_norm": None,
     "schedule": "constant",
@@ -76,11 +77,11 @@ class FedDST(Method[Server, tuple[()], Down, Up]):
     task: Task
     target_density: float = option(0.5, "1 - S: share of weights that is kept, at every moment")
     allocation: Allocation = option("erk", "how it is spread over layers")
-    adjust_share: float = option(0.2, "alpha: of the kept weights, how many clients replace")
+    adjust_share: float = option(0.4, "alpha: of the kept weights, how many clients replace")
     adjust_interval: int = option(1, "rounds from one readjustment to the next")
     adjust_until: int | None = option(None, "rounds with readjustments; none: half of the run")
     adjust_epoch: int = option(-1, "after which local epoch, counted from 0; -1: the last")
-    decay: Literal["constant", "cosine"] = option("constant", "of adjust_share, to adjust_until")
+    decay: Literal["constant", "cosine"] = option("cosine", "of adjust_share, to adjust_until")
     proximal: float = option(0.0, "mu: weight of |w - w_server|^2 / 2 beside the mean loss")
     lr: float = option(1.0, "client learning rate")
     schedule: Schedule = option(Cosine(floor=0.02), "of the client learning rate, over rounds")
