@@ -17,7 +17,12 @@ KEY = fold(0, "test")
 
 def tiny(**options):
     """Half of six weights are kept, a third of these is replaced."""
-    given = {"target_density": 0.5, "adjust_share": 1 / 3, "allocation": "uniform"}
+    given = {
+        "target_density": 0.5,
+        "adjust_share": 1 / 3,
+        "allocation": "uniform",
+        "decay": "constant",
+    }
     return FedDST(task=task(), **PLAIN | given | options).in_run(20)
 
 

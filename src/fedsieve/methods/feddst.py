@@ -7,8 +7,8 @@ Symbols  theta -> weights   m -> mask   1 - S -> target_density   alpha -> adjus
 Differs  layers grow only weights outside the mask, and so keep their counts; the program may choose
          kept ones. It readjusts in the last of ten epochs, ours in the last whatever their number.
          Of weights that are 0 the server keeps those that most clients grew. The pass over one
-         mini-batch that growth takes is not in the count of MACs. Defaults readjust a larger share
-         more often, as fits a run of tens of rounds, and clip gradients.
+         mini-batch that growth takes is not in the count of MACs. Defaults spread density by
+         ERK proper, readjust a larger share more often, as fits tens of rounds, and clip gradients.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,10 @@ from fedsieve.sparsity.layers import Allocation, Counts, Part
 TIE = 1e-12  # what a client's vote adds to a weight's magnitude: decides between zeros alone
 PAPER = {
     "target_density": 0.5,
+    "allocation": "erk_feddst",
     "adjust_share": 0.01,
     "adjust_interval": 15,
+    "decay": "constant",
     "lr": 0.01,
     "clip_norm": None,
     "schedule": "constant",
@@ -73,13 +75,13 @@ class FedDST(Method[Server, tuple[()], Down, Up]):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER, "code": PAPER | CODE}
     task: Task
-    target_density: float = option(0.4, "1 - S: share of weights that is kept, at every moment")
-    allocation: Allocation = option("erk_feddst", "how it is spread over layers")
-    adjust_share: float = option(0.2, "alpha: of the kept weights, how many clients replace")
+    target_density: float = option(0.5, "1 - S: share of weights that is kept, at every moment")
+    allocation: Allocation = option("erk", "how it is spread over layers")
+    adjust_share: float = option(0.4, "alpha: of the kept weights, how many clients replace")
     adjust_interval: int = option(1, "rounds from one readjustment to the next")
     adjust_until: int | None = option(None, "rounds with readjustments; none: half of the run")
     adjust_epoch: int = option(-1, "after which local epoch, counted from 0; -1: the last")
-    decay: Literal["constant", "cosine"] = option("constant", "of adjust_share, to adjust_until")
+    decay: Literal["constant", "cosine"] = option("cosine", "of adjust_share, to adjust_until")
     proximal: float = option(0.0, "mu: weight of |w - w_server|^2 / 2 beside the mean loss")
     lr: float = option(1.0, "client learning rate")
     schedule: Schedule = option(Cosine(floor=0.02), "of the client learning rate, over rounds")

@@ -96,7 +96,7 @@ class PruneFL(Method[Server, State, Down, Up]):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER, "code": PAPER | CODE}
     task: Task
-    density_cap: float = option(0.3, "largest share of weights that a reconfiguration fills up to")
+    density_cap: float = option(0.5, "largest share of weights that a reconfiguration fills up to")
     fixed_cost: float = option(0.5, "of a round, in units of the cost of all maskable weights")
     drop_share: float = option(0.3, "zeta: share of a layer's weights that each one may drop")
     adjust_interval: int | None = option(
