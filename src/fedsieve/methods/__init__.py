@@ -16,6 +16,7 @@ from fedsieve.methods import (
     local_only,
     pfnm,
     spafl,
+    ssfl,
     vardrop,
 )
 
@@ -35,5 +36,6 @@ __all__ = [
     "local_only",
     "pfnm",
     "spafl",
+    "ssfl",
     "vardrop",
 ]
