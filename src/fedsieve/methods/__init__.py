@@ -16,6 +16,7 @@ from fedsieve.methods import (
     local_only,
     pfnm,
     spafl,
+    sparsyfed,
     ssfl,
     vardrop,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "local_only",
     "pfnm",
     "spafl",
+    "sparsyfed",
     "ssfl",
     "vardrop",
 ]

@@ -76,7 +76,7 @@ class SSFL(Method[Server, tuple[()], Down, Up]):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER, "code": CODE}
     task: Task
-    target_density: float = option(0.2, "share of the maskable weights in the subnetwork")
+    target_density: float = option(0.5, "share of the maskable weights in the subnetwork")
     scored_by: Literal["all", "cohort"] = option(
         "cohort",
         "whose saliencies make the mask: a usual cohort's or, as in the paper, all clients'",
