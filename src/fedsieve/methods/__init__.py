@@ -11,6 +11,7 @@ from fedsieve.methods import (
     fedopt,
     fedpm,
     fedprox,
+    fedrts,
     fedspa,
     fedsparse,
     flops,
@@ -22,6 +23,8 @@ from fedsieve.methods import (
     pfnm,
     prunefl,
     spafl,
+    sparsyfed,
+    ssfl,
     sub_fedavg,
     vardrop,
 )
@@ -37,6 +40,7 @@ __all__ = [
     "fedopt",
     "fedpm",
     "fedprox",
+    "fedrts",
     "fedspa",
     "fedsparse",
     "flops",
@@ -48,6 +52,8 @@ __all__ = [
     "pfnm",
     "prunefl",
     "spafl",
+    "sparsyfed",
+    "ssfl",
     "sub_fedavg",
     "vardrop",
 ]
