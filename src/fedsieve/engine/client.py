@@ -103,7 +103,9 @@ class ClientRuntime:
             state=state,
             residual=residual,
             values=metrics.values,
-            macs=training_macs(self._method.task.graph, metrics.processed, metrics.mask),
+            macs=training_macs(
+                self._method.task.graph, metrics.processed, metrics.mask, metrics.dense_gradients
+            ),
             seconds=time.perf_counter() - started,
         )
 

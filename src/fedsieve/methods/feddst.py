@@ -6,9 +6,9 @@ Symbols  theta -> weights   m -> mask   1 - S -> target_density   alpha -> adjus
          delta R -> adjust_interval   R_end -> adjust_until   mu -> proximal
 Differs  layers grow only weights outside the mask, and so keep their counts; the program may choose
          kept ones. It readjusts in the last of ten epochs, ours in the last whatever their number.
-         Of weights that are 0 the server keeps those that most clients grew. The pass over one
-         mini-batch that growth takes is not in the count of MACs. Defaults spread density by
-         ERK proper, readjust a larger share more often, as fits tens of rounds, and clip gradients.
+         Of weights that are 0 the server keeps those that most clients grew. Defaults spread
+         density by ERK proper, readjust a larger share more often, as fits tens of rounds, and clip
+         gradients.
 """
 
 from collections.abc import Mapping
@@ -124,9 +124,10 @@ class FedDST(Method[Server, tuple[()], Down, Up]):
         batches, mask = list(data.work(key)), down.mask
         cut = self._cut(data.epochs, len(batches)) if self._adjusts(down.rounds) else len(batches)
         first = self._train(down, down.weights, mask, batches[:cut], (), fold(key, "first"))
-        rest = local.Trained(first.params, first.moments, 0.0, 0, 0)
+        rest, scored = local.Trained(first.params, first.moments, 0.0, 0, 0), 0
         if self._adjusts(down.rounds):
             batch, growth = batches[cut - 1], fold(key, "growth")
+            scored = len(batch.y)
             gradient, _ = local.gradient(
                 self.task.loss, first.params, batch, key=growth, fixed=self.task.buffers
             )
@@ -134,7 +135,8 @@ class FedDST(Method[Server, tuple[()], Down, Up]):
             start = masks.apply(first.params, mask)
             rest = self._train(down, start, mask, batches[cut:], first.moments, fold(key, "rest"))
         loss = (first.loss * first.steps + rest.loss * rest.steps) / len(batches)
-        metrics = Metrics(first.processed + rest.processed, {"train_loss": loss}, down.mask)
+        processed = first.processed + rest.processed + scored
+        metrics = Metrics(processed, {"train_loss": loss}, down.mask, scored)
         return Up(mask, rest.params, data.examples), state, metrics
 
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:

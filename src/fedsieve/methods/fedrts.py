@@ -148,7 +148,9 @@ class FedRTS(Method[Server, tuple[()], Down, Up]):
             more = layers.grown(slope, down.mask, self._churned(down.mask, down.rounds + 1))
             candidates = {n: bits & ~down.mask[n] for n, bits in more.items()}
             processed += len(batch.y)
-        metrics = Metrics(processed, {"train_loss": trained.loss}, down.mask)
+        metrics = Metrics(
+            processed, {"train_loss": trained.loss}, down.mask, processed - trained.processed
+        )
         return Up(down.mask, trained.params, candidates, data.examples), state, metrics
 
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:

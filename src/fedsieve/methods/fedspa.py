@@ -4,9 +4,8 @@ Paper    Huang et al., "Achieving Personalized Federated Learning with Sparse Lo
          Algorithm 1 (specification rivals, section 7).
 Symbols  w -> server.weights   m_k -> mask   U_k -> -up.change   alpha_t -> drop_share * schedule
          1 - s -> target_density
-Differs  the gradient that growth follows is that of a training pass, not of an evaluation; its
-         MACs are counted as those of a sparse mini-batch, though weights outside the mask get a
-         gradient too. The default clips gradients and lets rates fall over the run.
+Differs  the gradient that growth follows is that of a training pass, not of an evaluation. The
+         default clips gradients and lets rates fall over the run.
 """
 
 import math
@@ -131,7 +130,7 @@ class FedSpa(Method[Server, State, Down, Up]):
         after = self._replaced(trained.params, scores, down.mask, down.rounds)
         change = tree.subtract(trained.params, down.weights)
         processed = trained.processed + examples
-        metrics = Metrics(processed, {"train_loss": trained.loss}, down.mask)
+        metrics = Metrics(processed, {"train_loss": trained.loss}, down.mask, examples)
         up = Up(state.client, down.mask, change, after, data.examples)
         return up, state._replace(mask=after), metrics
 

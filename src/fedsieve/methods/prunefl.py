@@ -7,8 +7,7 @@ Symbols  w -> server.weights   M -> mask   g^2 -> importance   t_j -> cost of a 
 Differs  seconds are not measured: every weight costs 1 and a round `fixed_cost` of all weights, so
          that results do not depend on the machine. Initial pruning takes `initial_rounds` rounds of
          one client, each with a reconfiguration, whatever its accuracy. Importance is of gradients
-         as clipped. Weights outside the mask get a gradient too: MACs of that are not counted.
-         Defaults reconfigure more often, as fits a run of tens of rounds.
+         as clipped. Defaults reconfigure more often, as fits a run of tens of rounds.
 """
 
 import warnings
@@ -190,7 +189,8 @@ class PruneFL(Method[Server, State, Down, Up]):
         if state.importance:
             importance = {n: q + state.importance[n] for n, q in importance.items()}
         sent, left = (importance, {}) if self._adjusts(down.rounds) else ({}, importance)
-        metrics = Metrics(trained.processed, {"train_loss": trained.loss}, down.mask)
+        seen = trained.processed
+        metrics = Metrics(seen, {"train_loss": trained.loss}, down.mask, dense_gradients=seen)
         return Up(down.mask, trained.params, sent, data.examples), State(left), metrics
 
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
