@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod, sqrt
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fedsieve.core import keys, tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bits, Count, Dense, Params
+from fedsieve.core.message import Bit, Count, Dense, Mask, Params
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Report, Round, Task, register
 from fedsieve.core.options import in_range, option
 from fedsieve.optim import local
@@ -65,7 +65,7 @@ class Down(NamedTuple):
 
 
 class Up(NamedTuple):
-    mask: Bits
+    mask: Annotated[Mask, Bit(given="theta")]  # coded by theta, which both ends know
     unmasked: Dense
 
 
