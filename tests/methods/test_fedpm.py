@@ -147,7 +147,7 @@ def test_the_model_has_expected_kept_or_drawn_weights():
     theta = server.theta[WEIGHT]
     frozen = job.method._frozen(server.seed)[WEIGHT]
     models = {
-        how: job_of(evaluation=how).method.model(server, ())[WEIGHT]
+        how: job_of(deployed=how).method.model(server, ())[WEIGHT]
         for how in ("mean", "threshold", "sample")
     }
     assert torch.equal(models["mean"], frozen * theta)
@@ -155,6 +155,16 @@ def test_the_model_has_expected_kept_or_drawn_weights():
     drawn = models["sample"] != 0
     assert torch.equal(models["sample"], torch.where(drawn, frozen, 0))
     assert drawn.float().mean().item() == pytest.approx(theta.mean().item(), abs=0.08)
+
+
+def test_the_paper_counts_the_entropy_of_the_share_of_ones():
+    method = job_of().method
+    half = Up({"w": torch.arange(1024) < 512}, {"b": torch.zeros(3)})
+    assert method.paper_bytes(half) == 12 + 130  # 1024 + 10 bits are 129.25 bytes
+    none = Up({"w": torch.zeros(1024, dtype=torch.bool)}, {})
+    assert method.paper_bytes(none) == 2  # 10 bits
+    down = method.broadcast(started(job_of()), fold(0))
+    assert method.paper_bytes(down) == 4 * (64 * 12 + 12 + 12 * 10 + 10)
 
 
 def test_biases_may_train_beside_the_masks():

@@ -1,17 +1,19 @@
 """Broadcasts as bytes: one message is encoded once, without what a client holds."""
 
 from collections.abc import Callable, Iterable
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Dense, Natural, Number, fields
-from fedsieve.core.method import AnyMethod, message_to
+from fedsieve.core.message import Bit, Dense, Natural, Number, fields
+from fedsieve.core.method import AnyMethod, message_to, message_types
 from fedsieve.engine.mask_cache import MaskTable, recall, remember
 from fedsieve.engine.requests import Reply
 from fedsieve.metrics.bytes import Sent
 from fedsieve.wire import Precision
 from fedsieve.wire.bound import SCHEMA_BYTES, Bound
 from fedsieve.wire.codec import Bools, Coding, Decoder, Known, encode, masks_of
+from fedsieve.wire.contexts import Contexts, contexts_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, Schema, schema_of, unpacked
@@ -49,6 +51,7 @@ class EncodedBroadcast(NamedTuple):
     is_told: bool  # the client remembers the schema, and the frame does not announce it
     mark: frozenset[Hash]  # the schema's hash; empty for a message without fields
     masks: dict[Hash, Bools]  # that the client holds once it has read it
+    contexts: Contexts = MappingProxyType({})  # of the bits in its reply
 
 
 class BroadcastEncoder:
@@ -64,6 +67,7 @@ class BroadcastEncoder:
         caches: Iterable[ClientCache] = (),
     ) -> None:
         self._method, self._broadcast = method, method.broadcast(server, key)
+        self._up_kind = message_types(method)[1]
         # Masks that all hold are enough: one coding for all, where each one's own would need many.
         held = [set(client_cache.masks) for client_cache in caches]
         self._common = set.intersection(*held) if held else set[Hash]()
@@ -86,15 +90,26 @@ class BroadcastEncoder:
             held = tuple(sorted(self._common)) or held
         if (is_told, held) not in self._encoded:
             known = Known(frozenset(client_cache.down), recall(self._table, held))
+            payload = encode(message, known, self._coding)
             self._encoded[is_told, held] = EncodedBroadcast(
-                encode(message, known, self._coding),
+                payload,
                 self._method.paper_bytes(message),
                 schema.packed(),
                 is_told,
                 frozenset({mark}),
                 self._masks,
+                self._contexts(message, payload, known),
             )
         return self._encoded[is_told, held]
+
+    def _contexts(self, message: Any, payload: Payload, known: Known) -> Contexts:
+        """How likely the bits of a reply are by the message as its client reads it."""
+        is_given = any(isinstance(f.role, Bit) and f.role.given for f in fields(self._up_kind))
+        if is_given and self._coding.precision != "fp32":
+            decoder = Decoder()
+            decoder.learn(schema_of(message)[0].packed())
+            message = decoder.decode(payload.data, type(message), known.masks)
+        return contexts_of(self._up_kind, message)
 
     def message(self, client: int) -> Any:
         """The broadcast to `client` as the server holds it."""
@@ -149,6 +164,11 @@ def frames_of(
             schema=schema,
             masks=packed,
             data=payload.data,
+            contexts={
+                field: {name: bins.tobytes() for name, bins in tensors.items()}
+                for field, tensors in encoded.contexts.items()
+                if direction == "up"
+            },
         )
         for direction, schema, payload in _directions(reply, up, encoded)
     ]

@@ -33,6 +33,7 @@ from fedsieve.engine.requests import (
 from fedsieve.metrics.macs import training_macs
 from fedsieve.wire import Precision
 from fedsieve.wire.codec import Bools, Coding, Decoder, Known, UnheldError, encode, masks_of
+from fedsieve.wire.contexts import contexts_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.schema import Hash, schema_of
 
@@ -94,7 +95,7 @@ class ClientRuntime:
         up, state, metrics = self._method.client_update(down, request.state, data, request.key)
         if not tree.is_finite(state, checked=request.state):
             return Failure(request.client, "its state has non-finite values: lower learning rates")
-        payload, residual = self._encoded(up, request, masks)
+        payload, residual = self._encoded(up, request, down, masks)
         self.masks = masks | (masks_of(up) if up else {})
         return Reply(
             client=request.client,
@@ -142,15 +143,20 @@ class ClientRuntime:
             self._last = request.down, down, masks_of(down) if down else {}
         return self._last[1:]
 
-    def _encoded(self, up: Any, request: Train, masks: dict[Hash, Bools]) -> tuple[Payload, Params]:
-        known = Known(request.announced, unpacked(request.masks) | masks)
+    def _encoded(
+        self, up: Any, request: Train, down: Any, masks: dict[Hash, Bools]
+    ) -> tuple[Payload, Params]:
+        contexts = contexts_of(self._up_kind, down)
+        known = Known(request.announced, unpacked(request.masks) | masks, contexts)
         coding = Coding(self._wire.precision, fold(request.key, "wire"))
         if not self._wire.error_feedback:
             return encode(up, known, coding), {}
         meant = add_residual(up, request.residual)
         payload = encode(meant, known, coding)
         self._decoder.learn(schema_of(meant)[0].packed())
-        arrived = self._decoder.decode(payload.data, self._up_kind, known.masks)
+        arrived = self._decoder.decode(
+            payload.data, self._up_kind, known.masks, contexts=known.contexts
+        )
         return payload, residual_of(meant, arrived) or request.residual  # nothing sent: as before
 
 

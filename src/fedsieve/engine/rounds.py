@@ -311,7 +311,7 @@ class Rounds:
         held = encoded.masks | recall(position.masks, client_cache.masks)
         bound = bound_of(encoded, self._up_kind, self._dense)
         try:
-            up = self._decoder.decode(reply.up.data, self._up_kind, held, bound)
+            up = self._decoder.decode(reply.up.data, self._up_kind, held, bound, encoded.contexts)
         except UnheldError as error:
             return Refusal(reply.client, str(error))
         except WireError as error:

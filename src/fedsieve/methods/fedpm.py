@@ -7,7 +7,7 @@ Symbols  w_init -> _frozen(server.seed)   theta -> server.theta   s -> Local.sco
 Differs  clients train expected weights theta w_init and draw masks for their votes alone, where
          the paper draws a mask for every step (`training="sample"`); earlier votes fade by a share
          that falls over the run, where the paper forgets all of them every `reset_every` rounds
-         (`forget=1`, constant); the expected weights are evaluated. Presets `paper` and `code` have
+         (`forget=1`, constant); the expected weights are deployed. Presets `paper` and `code` have
          it their way. Normalisation and embeddings, which its networks lack, train as in FedAvg.
 """
 
@@ -15,15 +15,15 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod, sqrt
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from math import ceil, log2, prod, sqrt
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fedsieve.core import keys, tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bits, Count, Dense, Params
+from fedsieve.core.message import Bit, Count, Dense, Mask, Params, count_nonzero
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Report, Round, Task, register
 from fedsieve.core.options import in_range, option
 from fedsieve.optim import local
@@ -38,7 +38,7 @@ PAPER = {
     "training": "sample",
     "forget": 1.0,
     "forget_schedule": "constant",
-    "evaluation": "sample",
+    "deployed": "sample",
 }
 CODE = {**PAPER, "gain": 2.718281828, "slope": "p", "posterior": "smoothed", "keep_moments": True}
 FEW_ROUNDS = 100  # in which masks drawn for every step have not settled
@@ -65,7 +65,7 @@ class Down(NamedTuple):
 
 
 class Up(NamedTuple):
-    mask: Bits
+    mask: Annotated[Mask, Bit(given="theta")]  # coded by theta, which both ends know
     unmasked: Dense
 
 
@@ -109,8 +109,8 @@ class FedPM(Method[Server, State, Down, Up]):
     forget_schedule: Schedule = option(Cosine(floor=0.02), "of that share, over rounds")
     reset_every: int = option(1, "rounds from one forgetting to the next")
     floor: float = option(0.01, "theta stays between this and 1 - this")
-    evaluation: Literal["mean", "threshold", "sample"] = option(
-        "mean", "theta w, or w where theta > 1/2, or under a drawn mask"
+    deployed: Literal["mean", "threshold", "sample"] = option(
+        "mean", "the model: theta w, or w where theta > 1/2, or under a drawn mask"
     )
 
     def __post_init__(self) -> None:
@@ -192,16 +192,25 @@ class FedPM(Method[Server, State, Down, Up]):
 
     def model(self, server: Server, state: State | tuple[()]) -> Params:
         gates: Mapping[str, Tensor] = server.theta
-        if self.evaluation == "threshold":
+        if self.deployed == "threshold":
             gates = {n: t > 0.5 for n, t in server.theta.items()}
-        elif self.evaluation == "sample":
-            gates = _drawn(server.theta, fold(server.seed, "evaluation", server.rounds))
+        elif self.deployed == "sample":
+            gates = _drawn(server.theta, fold(server.seed, "deployed", server.rounds))
         return _gated(self._frozen(server.seed), gates) | server.unmasked
 
     def report(self, server: Server) -> Report:
         gates = {n: server.theta[n] for n in self.task.graph.maskable}
         open_share = sum(t.sum().item() for t in gates.values()) / self.task.graph.maskable_size
         return Report({"mean_theta": open_share}, gates)
+
+    def paper_bytes(self, message: Down | Up) -> int:
+        """The paper's d H(share of ones) + log2 d bits for a mask, and 4 bytes a value."""
+        if isinstance(message, Down):
+            return super().paper_bytes(message)
+        size = sum(bits.numel() for bits in message.mask.values())
+        ones = sum(map(count_nonzero, message.mask.values()))
+        entropy = sum(n * log2(size / n) for n in (ones, size - ones) if n)
+        return super().paper_bytes(message) + ceil((entropy + log2(size)) / 8)
 
     @cached_property
     def _masked(self) -> dict[str, Frozen]:

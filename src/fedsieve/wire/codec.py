@@ -1,8 +1,9 @@
 """Encode and decode messages: each field by its role, masks and values in their own sections.
 
 What the receiver is known to hold need not be sent again: a schema is then named by its hash, and
-a mask is coded as the change against one named by its hash. A receiver that does not hold what a
-frame refers to refuses it with `UnheldError`, and the sender tries again without.
+a mask is coded as the change against one named by its hash, or by how likely its bits were in the
+message that it answers. A receiver that does not hold what a frame refers to refuses it with
+`UnheldError`, and the sender tries again without.
 """
 
 from collections.abc import Mapping
@@ -21,8 +22,9 @@ from fedsieve.wire import Precision
 from fedsieve.wire.bits import Pieces, size_of
 from fedsieve.wire.bound import MAX_BYTES, Bound
 from fedsieve.wire.changes import decode_change, encode_change
+from fedsieve.wire.contexts import Bins, Contexts, decode_likely, encode_likely
 from fedsieve.wire.frame import NAME_BYTES, Header, MaskBlock, Payload, Sections, open_frame, seal
-from fedsieve.wire.masks import Layout, decode_mask, encode_mask
+from fedsieve.wire.masks import LIKELY, Layout, decode_mask, encode_mask
 from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import (
     MAX_SCHEMAS,
@@ -49,6 +51,7 @@ class Known(NamedTuple):
 
     schemas: frozenset[Hash] = frozenset()
     masks: Recall = MappingProxyType({})
+    contexts: Contexts = MappingProxyType({})  # of the message that is answered
 
 
 class Coding(NamedTuple):
@@ -77,7 +80,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
                     how = how._replace(key=fold(coding.key, name))
                 values += encode_tensors(part, value, mask, how.precision, how.key)
             case Bit():
-                masks.append(_mask_block(part, value, known.masks))
+                masks.append(_mask_block(part, value, known))
             case Number():
                 numbers.append(float(value))
             case Natural():
@@ -119,11 +122,13 @@ class Decoder:
         kind: type,
         recall: Recall | None = None,
         bound: Bound | None = None,
+        contexts: Contexts | None = None,
     ) -> Any:
         """The message of class `kind` in `data`; learns a schema announced there.
 
         Raises:
-            UnheldError: it refers to a schema not told before, or a mask that is not in `recall`.
+            UnheldError: it refers to a schema not told before, a mask that is not in `recall`, or
+                probabilities that are not in `contexts`.
             WireError: the bytes are not a valid frame of that class, or beyond the `bound`.
         """
         bound = bound or self._bound
@@ -135,7 +140,7 @@ class Decoder:
         bound.check_frame(len(data))
         sections = open_frame(data)
         schema = self._schema(sections.header, kind, bound)
-        reader = _Reader(sections, recall or {})
+        reader = _Reader(sections, recall or {}, contexts or {})
         parts = list(zip(roles, schema.parts, strict=True))
         masks = {f.name: reader.mask(part) for f, part in parts if isinstance(f.role, Bit)}
         values = {f.name: reader.field(part, f.role, masks) for f, part in parts}
@@ -174,14 +179,14 @@ class Decoder:
 class _Reader:
     """Takes fields off the blocks of a frame, in order."""
 
-    def __init__(self, sections: Sections, recall: Recall) -> None:
+    def __init__(self, sections: Sections, recall: Recall, contexts: Contexts) -> None:
         header = sections.header
         self._masks, self._values = iter(sections.masks), iter(sections.values)
         self._numbers = iter(header.numbers)
         if not 0 <= header.precision < len(PRECISIONS):
             raise WireError(f"precision 0 to {len(PRECISIONS) - 1}, found {header.precision}.")
         self._precision = PRECISIONS[header.precision]
-        self._recall = recall
+        self._recall, self._contexts = recall, contexts
 
     def field(self, part: Part, role: Role, masks: dict[str, Mask]) -> Any:
         match role:
@@ -207,7 +212,12 @@ class _Reader:
         block = next(self._masks, None)
         if block is None:
             raise WireError(f"{part.name}: its block is missing.")
-        if block.base is None:
+        if block.base is None and block.data[:1] == bytes([LIKELY]):
+            bins = _context(part, self._contexts)
+            if bins is None:
+                raise UnheldError(f"{part.name}: how likely its bits are is not known here.")
+            flat = decode_likely(memoryview(block.data), bins)
+        elif block.base is None:
             flat = decode_mask(memoryview(block.data), layout)
         else:
             before = self._recall.get(block.base)
@@ -223,9 +233,28 @@ class _Reader:
             raise WireError(f"left over: {left} mask blocks, value blocks and numbers.")
 
 
-def _mask_block(part: Part, mask: Mask, held: Recall) -> MaskBlock:
+def _mask_block(part: Part, mask: Mask, known: Known) -> MaskBlock:
+    """The mask in the shortest of three ways: by likelihood, as a change, or by itself."""
+    flat, bins = _flat(mask), _context(part, known.contexts)
+    block = _own_block(part, flat, known.masks)
+    if bins is None or not flat.size:
+        return block
+    likely = MaskBlock(None, encode_likely(flat, bins))
+    named = 0 if block.base is None else NAME_BYTES
+    return likely if len(likely.data) < len(block.data) + named else block
+
+
+def _context(part: Part, contexts: Contexts) -> list[Bins] | None:
+    """The bins of a mask's bits, by tensor; None unless there is one for each bit."""
+    known = contexts.get(part.name, {})
+    bins = [known[e.name] for e in part.entries if e.name in known]
+    fits = [b.size for b in bins] == [e.count for e in part.entries]
+    return bins if bins and fits else None
+
+
+def _own_block(part: Part, flat: Bools, held: Recall) -> MaskBlock:
     """The mask coded against the nearest one the receiver holds, or by itself."""
-    flat, layout = _flat(mask), _layout(part)
+    layout = _layout(part)
     same_size = {mark: other for mark, other in held.items() if other.size == flat.size}
     if not same_size or not flat.size:
         return MaskBlock(None, encode_mask(flat, layout))

@@ -32,6 +32,7 @@ from fedsieve.core.message import (
 from fedsieve.wire import Precision
 from fedsieve.wire.bits import Bools
 from fedsieve.wire.codec import Decoder
+from fedsieve.wire.contexts import BINS
 from fedsieve.wire.entropy import binary_entropy
 from fedsieve.wire.frame import open_frame
 from fedsieve.wire.precision import PRECISIONS
@@ -50,6 +51,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     schema: bytes
     masks: tuple[tuple[Hash, bytes, int], ...]  # hash, packed bits, size
     data: bytes
+    contexts: dict[str, dict[str, bytes]] = {}
 
     @property
     def file_name(self) -> str:
@@ -104,9 +106,7 @@ def inspect(frame: Frame) -> Inspection:
     schema, _ = read_schema(frame.schema)
     if hash_of(frame.schema) != header.schema:
         raise WireError("the frame belongs to another schema than the one kept with it.")
-    decoder = Decoder(2**40)
-    decoder.learn(frame.schema)
-    message = decoder.decode(frame.data, message_class(schema), _unpacked(frame))
+    message = read_message(frame)
     masks, values = sum(len(block.data) for block in sections.masks), sum(header.values)
     precision = PRECISIONS[header.precision]
     return Inspection(
@@ -120,6 +120,23 @@ def inspect(frame: Frame) -> Inspection:
         numbers=header.numbers,
         lines=_lines(schema, message, masks, values, precision),
     )
+
+
+def read_message(frame: Frame) -> Any:
+    """The message in a kept frame, as a tuple of a class made for it.
+
+    Raises:
+        WireError: it is malformed.
+    """
+    schema, _ = read_schema(frame.schema)
+    decoder = Decoder(2**40)
+    decoder.learn(frame.schema)
+    contexts = {
+        field: {n: np.frombuffer(bins, np.uint8) % BINS for n, bins in tensors.items()}
+        for field, tensors in frame.contexts.items()
+    }
+    kind = message_class(schema)
+    return decoder.decode(frame.data, kind, _unpacked(frame), contexts=contexts)
 
 
 def mask_bits(kept: Bools) -> float:
