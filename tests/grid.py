@@ -13,7 +13,7 @@ from fedsieve.deploy.flower.transport import pack, unpack
 from fedsieve.deploy.node import Node, open_job
 from fedsieve.deploy.node_server import NodeServer
 from fedsieve.deploy.server import hello_of
-from fedsieve.engine.requests import RESPONSES, Encoded, Kinds, encode
+from fedsieve.engine.request_encoding import RESPONSES, Encoded, Kinds, encode
 from fedsieve.engine.store import Receipt
 
 JOB = "0" * 32

@@ -29,7 +29,8 @@ from fedsieve.deploy.open_calls import LostError
 from fedsieve.deploy.server import hello_of, receipts
 from fedsieve.deploy.signature import fresh_key
 from fedsieve.engine import blob
-from fedsieve.engine.requests import Encoded, Failure, Reply, Share, Train, encode
+from fedsieve.engine.request_encoding import Encoded, encode
+from fedsieve.engine.requests import Failure, Reply, Share, Train
 from fedsieve.engine.run_folder import RunFolder
 from fedsieve.engine.store import Receipt
 from fedsieve.jobs import api

@@ -30,19 +30,15 @@ from fedsieve.deploy.envelope import (
 )
 from fedsieve.deploy.open_calls import RETURN_SECONDS, LostError, OpenCalls, Transport
 from fedsieve.deploy.signature import Private, Public
+from fedsieve.engine.request_encoding import RESPONSES, Encoded, Kinds, PackedOnce, encode
 from fedsieve.engine.requests import (
-    RESPONSES,
-    Encoded,
     Evaluate,
     Failure,
-    Kinds,
     Observe,
-    PackedOnce,
     Request,
     Response,
     Train,
     check_answer,
-    encode,
     for_node,
     who,
 )

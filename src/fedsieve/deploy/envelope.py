@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from fedsieve.core.errors import WireError
 from fedsieve.deploy.signature import Private, Public
-from fedsieve.engine.requests import Encoded
+from fedsieve.engine.request_encoding import Encoded
 
 
 class Hello(Struct, tag="hello", array_like=True, frozen=True):

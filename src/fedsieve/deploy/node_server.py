@@ -39,18 +39,16 @@ from fedsieve.deploy.signature import Private, Public
 from fedsieve.engine import disk
 from fedsieve.engine.client import ClientRuntime, Wire
 from fedsieve.engine.mask_cache import MaskTable, Packed, remember, subset
+from fedsieve.engine.request_encoding import REQUESTS, Kinds, encode
 from fedsieve.engine.requests import (
-    REQUESTS,
     EvaluateOwn,
     Failure,
-    Kinds,
     Observe,
     Observed,
     Reply,
     Request,
     Response,
     Train,
-    encode,
 )
 from fedsieve.engine.store import ClientStore, Receipt, Stores, open_stores
 
