@@ -117,7 +117,7 @@ def node(
     from fedsieve.engine.interrupt import Interrupt
 
     logging.getLogger("fedsieve").setLevel(logging.INFO)
-    own = Node(
+    client_node = Node(
         server=server,
         client=client_id,
         data=data,
@@ -126,7 +126,7 @@ def node(
         data_root=None if data_root is None else str(data_root),
     )
     with Interrupt() as interrupt:
-        run(own, lambda: interrupt.is_asked)
+        run(client_node, lambda: interrupt.is_asked)
 
 
 def cert(

@@ -107,8 +107,8 @@ def line(seen: Seen) -> str:
     from fedsieve.cli.progress import duration
 
     rows = seen.rows
-    found = {scope(name): last(rows, name) for name in SCORES}
-    scores = [f"{label} {value:.4f}" for label, value in found.items() if value is not None]
+    latest = {scope(name): last(rows, name) for name in SCORES}
+    scores = [f"{label} {value:.4f}" for label, value in latest.items() if value is not None]
     of = "" if seen.total is None else f"/{seen.total}"
     parts = [f"round {seen.done}{of}", *scores, _sent(rows), f"density {rows[-1].density:.3f}"]
     parts += _figures(seen)

@@ -43,9 +43,9 @@ def objective(
 ) -> Callable[[Local, Batch, Key], Tensor]:
     """What the E-step descends: the mean loss and -log p(phi | W)."""
 
-    def value(own: Local, batch: Batch, key: Key) -> Tensor:
-        loss = task.loss(prior.effective(own, key), batch, key)
-        penalty = prior.penalty(own, centre)
+    def value(params: Local, batch: Batch, key: Key) -> Tensor:
+        loss = task.loss(prior.effective(params, key), batch, key)
+        penalty = prior.penalty(params, centre)
         return loss if penalty is None else loss + penalty
 
     return value

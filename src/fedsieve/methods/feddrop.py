@@ -137,9 +137,9 @@ class FedDrop(HardEM, Method[Server, Memory, Down, Up]):
             fixed=self.task.buffers,
             clip_norm=self.clip_norm,
         )
-        own = self.remember(self.prior.effective(trained.params, key))
+        new_state = self.remember(self.prior.effective(trained.params, key))
         metrics = Metrics(trained.processed, {"train_loss": trained.loss}, self._mask(down))
-        return Up(trained.params, down.units, data.examples), own, metrics
+        return Up(trained.params, down.units, data.examples), new_state, metrics
 
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
         replies, shares = round.replies, self.shares(round.replies)
@@ -147,11 +147,11 @@ class FedDrop(HardEM, Method[Server, Memory, Down, Up]):
         moved, held = tree.clone((nothing, nothing))
         for reply, share in zip(replies, shares, strict=True):
             alive = self._held(reply.units)
-            own = restore(self.task.graph, reply.weights, alive, server.weights)
+            client_weights = restore(self.task.graph, reply.weights, alive, server.weights)
             ones = {n: torch.ones_like(w) for n, w in reply.weights.items()}
             counted = restore(self.task.graph, ones, alive, nothing)
             for name, weight in server.weights.items():
-                moved[name] += share * (weight - own[name])
+                moved[name] += share * (weight - client_weights[name])
                 held[name] += share * counted[name]
         gradient = {n: m / held[n].where(held[n] > 0, 1) for n, m in moved.items()}
         weights, moments = update(

@@ -32,16 +32,16 @@ def started_from(path: Path, model: nn.Module | Callable[[], nn.Module]) -> Call
 
     def started() -> nn.Module:
         module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-        own = module.state_dict()
+        state = module.state_dict()
         for name, tensor in tensors.items():
-            expected = tuple(own[name].shape) if name in own else "no such tensor"
+            expected = tuple(state[name].shape) if name in state else "no such tensor"
             if expected != tuple(tensor.shape):
                 raise ModelError(
                     f"init_from={str(path)!r}: {name} has shape {tuple(tensor.shape)}, the model: "
                     f"{expected}. Choose the model the file is of, or leave the tensor out of it."
                 )
             with torch.no_grad():
-                own[name].copy_(tensor)
+                state[name].copy_(tensor)
         return module
 
     return started

@@ -133,9 +133,9 @@ def traffic(folder: Path) -> dict[Direction, Traffic]:
         with path.open("rb") as file:
             for line in file:
                 sent = decoder.decode(line)
-                mine = sums[sent.direction]
+                total = sums[sent.direction]
                 for name in Traffic.__struct_fields__:
-                    setattr(mine, name, getattr(mine, name) + getattr(sent, name))
+                    setattr(total, name, getattr(total, name) + getattr(sent, name))
     except (OSError, msgspec.MsgspecError) as error:
         raise DataError(f"{path}: not a readable list of messages: {error}.") from error
     return sums

@@ -117,7 +117,7 @@ cifar10 = Recipe(
                 "rounds": 100,
                 "eval_every": 5,
             },
-            own={label: {"threshold_lr": 1.5e-3} for label in SPARSE},
+            by_row={label: {"threshold_lr": 1.5e-3} for label in SPARSE},
             expected={
                 "FedAvg": (by_formula(100, 582_026),),
                 "FedSparse high": (Expected("sparsity", AtLeast(0.5), "a bound of ours"),),

@@ -70,10 +70,10 @@ def traffic(rounds: int, receivers: int, thresholds: int = THRESHOLDS) -> Expect
 
 def printed(accuracy: float, density: float | None = None) -> tuple[Expected, ...]:
     """The paper's best accuracy, to be met within a point, and density at most, in per cent."""
-    found = Expected("best_local_accuracy", Within(accuracy / 100, 0.01), "SpaFL's table")
+    its_accuracy = Expected("best_local_accuracy", Within(accuracy / 100, 0.01), "SpaFL's table")
     if density is None:
-        return (found,)
-    return found, Expected("best_local_density", AtMost(density / 100), "SpaFL's table")
+        return (its_accuracy,)
+    return its_accuracy, Expected("best_local_density", AtMost(density / 100), "SpaFL's table")
 
 
 def inverse(alpha: float) -> Settings:
@@ -145,7 +145,7 @@ main = Recipe(
         ),
         "medium": Tier(
             settings={"rounds": 200},
-            own={"SpaFL, outputs kept": SETTLED},
+            by_row={"SpaFL, outputs kept": SETTLED},
             expected=dict.fromkeys(("SpaFL, code", "SpaFL, outputs kept"), REACHED),
         ),
         "full": Tier(settings={}),
