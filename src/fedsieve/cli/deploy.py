@@ -59,10 +59,11 @@ def deploy(
     ```
     """
     _need_flower()
-    from fedsieve.cli.progress import Rows, conclude, shown
+    from fedsieve.cli.progress import Rows, conclude
     from fedsieve.deploy.server import Server
     from fedsieve.deploy.server import deploy as run
     from fedsieve.jobs.api import Watcher
+    from fedsieve.jobs.progress import shown
 
     server = Server(
         host=host,

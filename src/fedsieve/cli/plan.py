@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsieve.cli import settings as s
+from fedsieve.drawing.units import duration, size
 
 if TYPE_CHECKING:
     from fedsieve.jobs.forecast import Direction, Forecast
@@ -53,7 +54,6 @@ def plan(
 
 
 def _print(prediction: Forecast) -> None:
-    from fedsieve.cli.progress import duration, megabytes
 
     console = Console()
     table = Table("a round", "true", "4 bytes a value", "limit", "true / limit", box=None)
@@ -61,8 +61,8 @@ def _print(prediction: Forecast) -> None:
     table.add_row("down", *_cells(prediction.down))
     console.print(table)
     rows = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    paper = megabytes(prediction.total_paper_bytes)
-    rows.add_row("in all", f"{megabytes(prediction.total_bytes)}  (4 bytes a value: {paper})")
+    paper = size(prediction.total_paper_bytes)
+    rows.add_row("in all", f"{size(prediction.total_bytes)}  (4 bytes a value: {paper})")
     rows.add_row("density", f"{prediction.density:.4f}")
     rows.add_row("MACs in all", f"{prediction.total_macs:.3g} dense")
     rows.add_row(
@@ -70,17 +70,14 @@ def _print(prediction: Forecast) -> None:
         f"{duration(prediction.total_seconds)}  ({prediction.round_seconds:.2f} s a round, "
         f"{prediction.evaluation_seconds:.2f} s an evaluation)",
     )
-    rows.add_row("server memory", megabytes(prediction.server_memory_bytes))
-    rows.add_row(
-        "client memory", f"{megabytes(prediction.client_memory_bytes)} at least, in training"
-    )
-    rows.add_row("client keeps", f"{megabytes(prediction.client_state_bytes)} between rounds")
+    rows.add_row("server memory", size(prediction.server_memory_bytes))
+    rows.add_row("client memory", f"{size(prediction.client_memory_bytes)} at least, in training")
+    rows.add_row("client keeps", f"{size(prediction.client_state_bytes)} between rounds")
     console.print(rows)
 
 
 def _cells(direction: Direction) -> list[str]:
-    from fedsieve.cli.progress import megabytes
 
     ratio = direction.true_bytes / direction.limit_bytes if direction.limit_bytes else 1.0
     figures = (direction.true_bytes, direction.paper_bytes, direction.limit_bytes)
-    return [*map(megabytes, figures), f"{ratio:.3f}"]
+    return [*map(size, figures), f"{ratio:.3f}"]

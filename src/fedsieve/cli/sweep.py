@@ -10,6 +10,7 @@ import typer
 
 from fedsieve.cli import settings as s
 from fedsieve.cli.compare import console, narrow, number, plain, score
+from fedsieve.drawing.units import duration
 from fedsieve.metrics.rows import SCORES, scope
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ def run_sweep(
 
 def teller(names: Sequence[str]) -> OnDone:
     """One line for every job that ends, with its values of `names`."""
-    from fedsieve.cli.progress import duration
 
     def tell(done: Done, progress: Progress) -> None:
         values = done.settings | done.settings["options"]
