@@ -28,7 +28,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.options import in_range
 from fedsieve.deploy import MAX_MESSAGE_MB, proxy, traffic
-from fedsieve.deploy.dispatch import Remote, Terms
+from fedsieve.deploy.dispatch import Remote, RemoteJob
 from fedsieve.deploy.envelope import Hello
 from fedsieve.deploy.flower.server import SuperLink
 from fedsieve.deploy.flower.transport import GridTransport
@@ -46,7 +46,7 @@ from fedsieve.engine.store import Receipt, Stores, open_stores
 from fedsieve.jobs import api
 from fedsieve.jobs.api import one_thread, settings_of
 from fedsieve.jobs.config import make, to_toml
-from fedsieve.jobs.engine import Engine
+from fedsieve.jobs.execution import Engine
 from fedsieve.jobs.job import Job, build
 from fedsieve.jobs.progress import Watcher
 from fedsieve.jobs.result import Result
@@ -172,7 +172,7 @@ def _connected(
     with Children() as children:
         superlink = _superlink(server, _storage(job, folder), folder, children)
         superlink.keys = list((keys or {}).values())
-        terms = Terms(
+        terms = RemoteJob(
             job=_once(folder / "job", lambda: secrets.token_hex(16)),
             session=_next_session(folder / "session"),
             hello=hello_of(job),
@@ -193,7 +193,7 @@ def _connected(
 class Connected(Remote):
     """A remote executor with the SuperLink it goes through."""
 
-    def __init__(self, transport: GridTransport, terms: Terms, superlink: SuperLink) -> None:
+    def __init__(self, transport: GridTransport, terms: RemoteJob, superlink: SuperLink) -> None:
         super().__init__(transport, terms)
         self.superlink = superlink
 

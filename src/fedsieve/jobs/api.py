@@ -19,7 +19,7 @@ from fedsieve.engine.rounds import RoundResult
 from fedsieve.engine.run_folder import RunFolder
 from fedsieve.jobs import config as configuration
 from fedsieve.jobs.config import expanded, make, to_toml
-from fedsieve.jobs.engine import OpenEngine, local_engine, open_rounds
+from fedsieve.jobs.execution import OpenEngine, local_engine, open_rounds
 from fedsieve.jobs.job import Job, build, canonical
 from fedsieve.jobs.progress import Watcher as Watcher  # noqa: PLC0414 - `fedsieve.jobs.api.Watcher` is public
 from fedsieve.jobs.progress import view
@@ -104,7 +104,8 @@ def play(
 ) -> Result:
     """Run a built job to its end, an interrupt, or an error; keeps all finished rounds.
 
-    Clients work where `open_engine` says, by default on this machine; `changes` are fields of Plan.
+    Clients work where `open_engine` says, by default on this machine; `changes` are fields of
+    RoundSettings.
     """
     config = job.config
     with ExitStack() as stack:

@@ -63,7 +63,7 @@ class Model(NamedTuple):
         return self._replace(moments=(zeros, self.moments[1]))
 
 
-class Bound(NamedTuple):
+class Elbo(NamedTuple):
     """What the bound depends on besides the posterior."""
 
     rounds: int  # done so far
@@ -317,7 +317,7 @@ class VarDrop(Method[Server, State, Down, Up]):
         fixed = self.task.buffers
         mask = down.mask if self.is_averaging else self.mask(model, down.rounds)
         used = mask if self.clip_training or self.is_averaging else {}
-        bound = Bound(down.rounds, down.examples, used)
+        bound = Elbo(down.rounds, down.examples, used)
         if self.local_steps is None:
             batches = list(data.work(key))
         else:
@@ -372,14 +372,14 @@ class VarDrop(Method[Server, State, Down, Up]):
         return {} if is_early else variational.kept(model.posterior, self.log_threshold)
 
     def gradient(
-        self, model: Model, batch: Batch, bound: Bound, key: Key
+        self, model: Model, batch: Batch, bound: Elbo, key: Key
     ) -> tuple[Posterior, float]:
         """Gradients of the bound at one mini-batch, what statistics lost in it, and the bound."""
         at, fixed = self.learned(model, bound.rounds), self.task.buffers
         return local.gradient(self._objective(bound), at, batch, key=key, fixed=fixed)
 
     def train(
-        self, model: Model, batches: Sequence[Batch], bound: Bound, key: Key
+        self, model: Model, batches: Sequence[Batch], bound: Elbo, key: Key
     ) -> Trained[Posterior]:
         """Steps along the gradients of the bound at one mini-batch after the other."""
         at = self.learned(model, bound.rounds)
@@ -409,7 +409,7 @@ class VarDrop(Method[Server, State, Down, Up]):
                 parts[i] = parts[i] | moved
         return Model(Posterior(*parts), (moments[0], moments[1]))
 
-    def _objective(self, bound: Bound) -> Callable[[Posterior, Batch, Key], Tensor]:
+    def _objective(self, bound: Elbo) -> Callable[[Posterior, Batch, Key], Tensor]:
         """L_i of section 3; there is no KL term before it is known over how many examples."""
         done = bound.rounds - (self.warmup or 0)
         kappa = self.kl_weight * min(done / (self.ramp or 1), 1.0)

@@ -270,7 +270,7 @@ def _make(job: _Job, root: Path, watcher: Watcher) -> list[Trial] | None:
             for x in job.row.calculate()
         ]  # fmt: skip
     if job.row.measure is None:
-        record = library.obtain(job.settings, root, watcher)
+        record = library.find_or_run(job.settings, root, watcher)
         return [_of_run(job, record)] if record.summary.status == "finished" else None
     path, rows = job.kept(root), job.row.measure(job.settings)
     path.parent.mkdir(parents=True, exist_ok=True)

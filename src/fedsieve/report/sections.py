@@ -5,7 +5,7 @@ from typing import Any
 
 from fedsieve.drawing import svg, units
 from fedsieve.drawing.svg import Axis, Point, Series
-from fedsieve.jobs.settings import INDIFFERENT
+from fedsieve.jobs.settings import NOT_HASHED
 from fedsieve.metrics.rows import SCORES, SUMMARY, Row, Unit, scope
 from fedsieve.report.figures import Run, differing, running, spread, thinned
 from fedsieve.report.markup import Block, Content, Figure, Grid, Note, Panels, Table, cell
@@ -61,7 +61,7 @@ def differences(runs: Sequence[Run]) -> list[Block]:
     """Settings that all runs have and that set them apart, then what only some methods have."""
     tables = [run.settings for run in runs]
     shared = [n for n in tables[0] if all(n in table for table in tables)]
-    apart = [n for n in differing(tables) if n in shared and n != "method" and n not in INDIFFERENT]
+    apart = [n for n in differing(tables) if n in shared and n != "method" and n not in NOT_HASHED]
     rows = [[n, *(run.settings[n] for run in runs)] for n in apart]
     blocks: list[Block] = [Table("Settings that differ", ["", *runs], rows)] if rows else []
     for run in runs:

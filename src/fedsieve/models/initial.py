@@ -12,7 +12,9 @@ from torch import nn
 from fedsieve.core.errors import ConfigError, ModelError
 
 
-def started_from(path: Path, model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+def initialised_from(
+    path: Path, model: nn.Module | Callable[[], nn.Module]
+) -> Callable[[], nn.Module]:
     """A factory of `model` with the tensors in a safetensors file in place of its own.
 
     Tensors that the file does not have start as they would: a new output layer, say.
