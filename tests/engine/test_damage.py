@@ -152,7 +152,7 @@ def test_a_run_of_an_older_version_goes_on_with_a_word_and_proves_itself_from_th
     assert {file.state for file in verdict.files} == {"unproved"}
     check_same(resumed(stopped), folders.result)
     assert "begun by an older version: nothing proves that its files are whole" in caplog.text
-    assert checkpoints_of(stopped)[-1].is_provable
+    assert checkpoints_of(stopped)[-1].has_manifest
     assert has_valid_hash((stopped / "config.toml").read_bytes())
     (stopped / "checkpoints/0000006/manifest").unlink()
     flip(stopped / NEWEST / "server.safetensors")

@@ -86,7 +86,7 @@ class CheckpointFolder:
         return (self.path / manifest.NAME).exists()
 
     def checksums(self) -> dict[str, Checksum]:
-        """Marks of all files that it needs, by name.
+        """Checksums of all files that it needs, by name.
 
         Raises:
             ResumeError: its manifest is missing or not whole.
