@@ -24,6 +24,15 @@ from fedsieve.recipes.verdict import Expected, Printed
 TierName = Literal["smoke", "small", "medium", "full"]
 TIERS: tuple[TierName, ...] = get_args(TierName)
 Settings: TypeAlias = Mapping[str, Any]  # keywords of fedsieve.run
+ON_DIGITS: Settings = {  # a smoke test of ten rounds
+    "dataset": "digits",
+    "model": "conv_small",
+    "partition": "dirichlet(0.5)",
+    "clients": 20,
+    "rounds": 10,
+    "batch_size": 16,
+    "eval_every": 5,
+}
 Figures: TypeAlias = dict[str, float]  # metric -> value
 
 

@@ -6,8 +6,9 @@ from typing import Any
 from fedsieve.drawing import svg, units
 from fedsieve.drawing.svg import Axis, Point, Series
 from fedsieve.jobs.settings import NOT_HASHED
-from fedsieve.metrics.rows import SCORES, SUMMARY, Row, Unit, scope
-from fedsieve.report.figures import Run, differing, running, spread, thinned
+from fedsieve.metrics.rows import AXES, SCORES, SUMMARY, Row, Unit, scope
+from fedsieve.report.budget import spent
+from fedsieve.report.figures import Run, differing, spread, thinned
 from fedsieve.report.markup import Block, Content, Figure, Grid, Note, Panels, Table, cell
 
 POINTS = 400  # in one picture, over all runs
@@ -190,11 +191,11 @@ def _rounds(run: Run) -> list[float]:
 
 
 def megabytes(run: Run) -> list[float]:
-    return [b / 1e6 for b in running(run.record, "sent_bytes")]
+    return [b / 1e6 for b in spent(run.record.rows, AXES["bytes"])]
 
 
 def _macs(run: Run) -> list[float]:
-    return [float(m) for m in running(run.record, "macs_ideal")]
+    return [float(m) for m in spent(run.record.rows, AXES["macs_ideal"])]
 
 
 def percent_axis(value: float) -> str:

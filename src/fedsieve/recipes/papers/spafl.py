@@ -24,7 +24,7 @@ Differs  the paper prints one density and does not say of what. `local_density` 
 
 from typing import Any, NamedTuple
 
-from fedsieve.recipes.recipe import Recipe, Row, Settings, Tier, register
+from fedsieve.recipes.recipe import ON_DIGITS, Recipe, Row, Settings, Tier, register
 from fedsieve.recipes.verdict import AtLeast, AtMost, Expected, Within
 
 SHARED: dict[str, Any] = {
@@ -91,17 +91,7 @@ REACHED = (
     Expected("best_local_accuracy", AtLeast(0.90), "a trial of ours reached it in 140 rounds"),
     Expected("best_local_density", AtMost(0.06), "the same trial came to 0.05"),
 )
-SMOKE = {
-    "dataset": "digits",
-    "model": "conv_small",
-    "partition": "dirichlet(0.5)",
-    "clients": 20,
-    "rounds": 10,
-    "batch_size": 16,
-    "eval_every": 5,
-    "lr": 0.02,
-    "input_scale": "unit",
-}
+SMOKE = {**ON_DIGITS, "lr": 0.02, "input_scale": "unit"}
 SANE = Expected("seen_accuracy", AtLeast(0.4), "a floor of ours: chance is 0.1")
 
 main = Recipe(
