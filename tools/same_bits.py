@@ -20,6 +20,7 @@ from typing import Any
 import fedsieve
 import fedsieve.methods  # registers them
 from fedsieve.core.method import registered
+from fedsieve.wire.inspect import read_frame
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from small import SETTINGS as SMALL
@@ -57,7 +58,7 @@ def digest(result: fedsieve.Result, folder: Path) -> str:
     state = hashlib.blake2b(json.dumps(rows).encode(), digest_size=12)
     state.update(str(result.summary.model_hash).encode())
     for path in sorted((folder / "messages").glob("*")):
-        state.update(path.read_bytes())
+        state.update(read_frame(path).data)
     return state.hexdigest()
 
 
