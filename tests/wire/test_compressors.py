@@ -16,6 +16,7 @@ from fedsieve.wire.compressors.base import Compressor, Floats
 from fedsieve.wire.compressors.dense import Bf16, Fp16, Fp32, Int8
 from fedsieve.wire.compressors.eden import LEVELS, Eden
 from fedsieve.wire.compressors.groups import Groups
+from fedsieve.wire.compressors.low_rank import LowRank
 from fedsieve.wire.compressors.qsgd import Qsgd
 from fedsieve.wire.compressors.signs import Sign
 from fedsieve.wire.compressors.sparse import Beyond, RandK, Ternary, TopK
@@ -27,6 +28,7 @@ EVERY = (
     Uniform(step=2.0), Uniform(step=0.1), Uniform(dither=False),
     Qsgd(levels=1), Qsgd(levels=7, bucket=0), Groups(bits=2), Groups(bits=4, size=16),
     Groups(bits=8), TopK(0.1), TopK(0.1, Eden(bits=2)), Ternary(0.1), Beyond(2.0), RandK(0.1),
+    LowRank(1),
 )  # fmt: skip
 UNBIASED = (
     Eden(bits=1, rotations=2), Eden(bits=3, rotations=2), Uniform(step=2.0), Int8(), RandK(0.25),
@@ -107,6 +109,17 @@ def test_qsgd_keeps_to_the_bound_of_its_paper() -> None:
     ]
     bound = min(512 / 16, math.sqrt(512) / 4)
     assert np.mean(errors) <= bound * np.square(sent).sum()
+
+
+def test_a_matrix_of_low_rank_arrives_whole() -> None:
+    left, right, bias = gaussian(40 * 2, 30 * 2, 30)
+    matrix = (left.reshape(40, 2) @ right.reshape(30, 2).T).reshape(-1)
+    shapes = [(40, 5, 6), (30,)]
+    data = b"".join(LowRank(2).encode_tables([matrix, bias], shapes, Key(1)))
+    arrived = LowRank(2).decode_tables(Reader(data, "test"), shapes, Key(1))
+    assert arrived[0] == pytest.approx(matrix, abs=1e-4)
+    assert np.array_equal(arrived[1], bias)
+    assert len(data) < 4 * (2 * (40 + 30) + 30)
 
 
 def test_ternary_has_the_mean_magnitude_of_what_it_keeps() -> None:

@@ -1,13 +1,13 @@
 """Few values, with their places: the largest, some at random, or those beyond a bound.
 
 Source   Top-k: Aji & Heafield, EMNLP 2017; Stich et al., "Sparsified SGD with Memory", 2018.
-         Rand-k: Konecny et al., "Federated Learning: Strategies for Improving Communication Efficiency",
-         2016. Bound: Strom, Interspeech 2015. Ternary: Sattler et al., "Robust and
-         Communication-Efficient Federated Learning from Non-i.i.d. Data" (STC), 2019.
+         Rand-k: Konecny et al., "Federated Learning: Strategies for Improving Communication
+         Efficiency", 2016. Beyond a bound: Strom, Interspeech 2015. Ternary: Sattler et al.,
+         "Robust and Communication-Efficient Federated Learning from Non-i.i.d. Data" (STC), 2019.
 Rule     top_k: the k largest magnitudes of the message. rand_k: places from the message's key,
-         which cost nothing; values times n / k, so that the mean is right. beyond: magnitudes of at least
-         `multiple` root mean squares of their tensor. ternary: of the k largest the sign, times
-         their mean magnitude. All but rand_k are biased: they want error feedback.
+         which cost nothing; values times n / k, so that the mean is right. beyond: magnitudes of at
+         least `multiple` root mean squares of their tensor. ternary: of the k largest the sign,
+         times their mean magnitude. All but rand_k are biased: they want error feedback.
 """
 
 from collections.abc import Sequence
