@@ -16,6 +16,7 @@ from fedsieve.engine.error_feedback import add_residual, residual_of
 from fedsieve.engine.executors.inline import Inline
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.wire.codec import Coding, Decoder, encode
+from fedsieve.wire.compressors import NAMED
 from small import METHODS, SETTINGS, StopAfter, rounds_of, small_job, steady
 
 LONGER = SETTINGS | {"rounds": 12, "eval_every": 4}
@@ -187,7 +188,7 @@ def message(weights, mask=None):
 
 
 def sent(meant, precision, key=0):
-    data = encode(meant, coding=Coding(precision, Key(key))).data
+    data = encode(meant, coding=Coding(NAMED[precision], Key(key))).data
     return Decoder().decode(data, Up)
 
 

@@ -52,7 +52,7 @@ def _message(found: Inspection) -> None:
         ("header and checksum", around),
         ("announced schema", found.announced_bytes),
         ("masks", found.mask_bytes),
-        (f"values ({found.precision})", found.value_bytes),
+        (f"values ({found.compression})", found.value_bytes),
         ("all", found.total_bytes),
     ):
         table.add_row(name, f"{size:,}", f"{size / found.total_bytes:.1%}")

@@ -9,9 +9,9 @@ from fedsieve.core.method import AnyMethod, message_to
 from fedsieve.engine.mask_cache import MaskTable, recall, remember
 from fedsieve.engine.requests import Reply
 from fedsieve.metrics.bytes import Sent
-from fedsieve.wire import Precision
 from fedsieve.wire.bound import SCHEMA_BYTES, Bound
 from fedsieve.wire.codec import Bools, Coding, Decoder, Known, encode, masks_of
+from fedsieve.wire.compressors import EXACT, Compression
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, Schema, schema_of, unpacked
@@ -59,7 +59,7 @@ class BroadcastEncoder:
         method: AnyMethod,
         server: Any,
         key: Key,
-        precision: Precision,
+        compression: Compression,
         table: MaskTable,
         caches: Iterable[ClientCache] = (),
     ) -> None:
@@ -67,7 +67,7 @@ class BroadcastEncoder:
         # Masks that all hold are enough: one coding for all, where each one's own would need many.
         held = [set(client_cache.masks) for client_cache in caches]
         self._common = set.intersection(*held) if held else set[Hash]()
-        self._coding, self._table = Coding(precision, fold(key, "wire")), table
+        self._coding, self._table = Coding(compression, fold(key, "wire")), table
         self._last: Any = None
         self._masks: dict[Hash, Bools] = {}
         self._encoded: dict[tuple[bool, tuple[Hash, ...]], EncodedBroadcast] = {}
@@ -102,7 +102,7 @@ class BroadcastEncoder:
 
     def arrived(self, client: int) -> Any:
         """The message for `client` as it reads it: rounded where the wire rounds."""
-        if self._coding.precision == "fp32":
+        if self._coding.compression == EXACT:
             return self.message(client)
         message, whole = self.message(client), self.encoded(client, ClientCache())
         return Decoder().decode(whole.payload.data, type(message)) if message else message

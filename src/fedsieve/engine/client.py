@@ -31,16 +31,23 @@ from fedsieve.engine.requests import (
     who,
 )
 from fedsieve.metrics.macs import training_macs
-from fedsieve.wire import Precision
 from fedsieve.wire.codec import Bools, Coding, Decoder, Known, UnheldError, encode, masks_of
+from fedsieve.wire.compressors import EXACT, Compression
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.schema import Hash, schema_of
 
 
 class Wire(NamedTuple):
-    """How floats travel, and whether clients make up for rounding."""
+    """How a client's floats travel, and whether it makes up for what is lost.
 
-    precision: Precision = "fp32"
+    Attributes:
+        compression: of its messages.
+        is_change: differences to the broadcast are compressed, not values.
+        error_feedback: what one message lost is added to the next.
+    """
+
+    compression: Compression = EXACT
+    is_change: bool = False
     error_feedback: bool = False
 
 
@@ -94,7 +101,7 @@ class ClientRuntime:
         up, state, metrics = self._method.client_update(down, request.state, data, request.key)
         if not tree.is_finite(state, checked=request.state):
             return Failure(request.client, "its state has non-finite values: lower learning rates")
-        payload, residual = self._encoded(up, request, masks)
+        payload, residual = self._encoded(up, down, request, masks)
         self.masks = masks | (masks_of(up) if up else {})
         return Reply(
             client=request.client,
@@ -140,15 +147,18 @@ class ClientRuntime:
             self._last = request.down, down, masks_of(down) if down else {}
         return self._last[1:]
 
-    def _encoded(self, up: Any, request: Train, masks: dict[Hash, Bools]) -> tuple[Payload, Params]:
+    def _encoded(
+        self, up: Any, down: Any, request: Train, masks: dict[Hash, Bools]
+    ) -> tuple[Payload, Params]:
         known = Known(request.announced, unpacked(request.masks) | masks)
-        coding = Coding(self._wire.precision, fold(request.key, "wire"))
+        base = down if self._wire.is_change else None
+        coding = Coding(self._wire.compression, fold(request.key, "wire"), base)
         if not self._wire.error_feedback:
             return encode(up, known, coding), {}
         meant = add_residual(up, request.residual)
         payload = encode(meant, known, coding)
         self._decoder.learn(schema_of(meant)[0].packed())
-        arrived = self._decoder.decode(payload.data, self._up_kind, known.masks)
+        arrived = self._decoder.decode(payload.data, self._up_kind, known.masks, base=base)
         return payload, residual_of(meant, arrived) or request.residual  # nothing sent: as before
 
 

@@ -14,16 +14,25 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
-from fedsieve.core.errors import WireError
+from fedsieve.core.errors import ConfigError, WireError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bit, Kept, Mask, Natural, Number, Role, Whole, fields
-from fedsieve.wire import Precision
+from fedsieve.core.message import Bit, Kept, Mask, Natural, Number, Params, Role, Whole, fields
+from fedsieve.core.options import brief, read
 from fedsieve.wire.bits import Pieces, size_of
 from fedsieve.wire.bound import MAX_BYTES, Bound
 from fedsieve.wire.changes import decode_change, encode_change
-from fedsieve.wire.frame import NAME_BYTES, Header, MaskBlock, Payload, Sections, open_frame, seal
+from fedsieve.wire.compressors import EXACT, KINDS, NAMED, Compression
+from fedsieve.wire.frame import (
+    NAME_BYTES,
+    Compressed,
+    Header,
+    MaskBlock,
+    Payload,
+    Sections,
+    open_frame,
+    seal,
+)
 from fedsieve.wire.masks import Layout, decode_mask, encode_mask
-from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import (
     MAX_SCHEMAS,
     Hash,
@@ -36,6 +45,7 @@ from fedsieve.wire.schema import (
 from fedsieve.wire.tensors import decode_tensors, encode_tensors
 
 MAX_COUNT = 2**63 - 1
+_PRECISIONS = tuple(NAMED.values())
 Bools: TypeAlias = NDArray[np.bool_]
 Recall: TypeAlias = Mapping[Hash, Bools]  # masks an end holds, by hash
 
@@ -52,10 +62,18 @@ class Known(NamedTuple):
 
 
 class Coding(NamedTuple):
-    """How float32 values are written; `key` addresses stochastic rounding."""
+    """How float32 values are written.
 
-    precision: Precision = "fp32"
+    Attributes:
+        compression: exact by default.
+        key: addresses its draws.
+        base: the message that this one answers, which both ends hold: of fields that both have,
+            differences are compressed.
+    """
+
+    compression: Compression = EXACT
     key: Key = Key(0)
+    base: Any = None
 
 
 def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> Payload:  # noqa: B008
@@ -72,10 +90,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
         match role:
             case Whole() | Kept():
                 mask = getattr(message, role.where) if isinstance(role, Kept) else {}
-                how = Coding() if isinstance(role, Whole) and role.exact else coding
-                if how.precision == "int8":  # draws of its own: products of fields stay unbiased
-                    how = how._replace(key=fold(coding.key, name))
-                values += encode_tensors(part, value, mask, how.precision, how.key)
+                values += encode_tensors(part, value, mask, *_how(name, role, coding))
             case Bit():
                 masks.append(_mask_block(part, value, known.masks))
             case Number():
@@ -87,7 +102,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
         tuple(mask.length for mask in masks),
         tuple(map(size_of, values)),
         tuple(numbers),
-        PRECISIONS.index(coding.precision),
+        _declared(coding),
         b"" if mark in known.schemas else schema.packed(),
     )
     return seal(header, masks, [piece for pieces in values for piece in pieces])
@@ -119,8 +134,9 @@ class Decoder:
         kind: type,
         recall: Recall | None = None,
         bound: Bound | None = None,
+        base: Any = None,
     ) -> Any:
-        """The message of class `kind` in `data`; learns a schema announced there.
+        """The message of class `kind` in `data`, an answer to `base`; learns a schema announced.
 
         Raises:
             UnheldError: it refers to a schema not told before, or a mask that is not in `recall`.
@@ -135,7 +151,7 @@ class Decoder:
         bound.check_frame(len(data))
         sections = open_frame(data)
         schema = self._schema(sections.header, kind, bound)
-        reader = _Reader(sections, recall or {})
+        reader = _Reader(sections, recall or {}, base)
         parts = list(zip(roles, schema.parts, strict=True))
         masks = {f.name: reader.mask(part) for f, part in parts if isinstance(f.role, Bit)}
         values = {f.name: reader.field(part, f.role, masks) for f, part in parts}
@@ -174,21 +190,19 @@ class Decoder:
 class _Reader:
     """Takes fields off the blocks of a frame, in order."""
 
-    def __init__(self, sections: Sections, recall: Recall) -> None:
+    def __init__(self, sections: Sections, recall: Recall, base: Any) -> None:
         header = sections.header
         self._masks, self._values = iter(sections.masks), iter(sections.values)
         self._numbers = iter(header.numbers)
-        if not 0 <= header.precision < len(PRECISIONS):
-            raise WireError(f"precision 0 to {len(PRECISIONS) - 1}, found {header.precision}.")
-        self._precision = PRECISIONS[header.precision]
+        self._coding = _coding(header.precision, base)
         self._recall = recall
 
     def field(self, part: Part, role: Role, masks: dict[str, Mask]) -> Any:
         match role:
-            case Whole(exact):
-                return decode_tensors(part, self._values, {}, "fp32" if exact else self._precision)
-            case Kept(where):
-                return decode_tensors(part, self._values, masks[where], self._precision)
+            case Whole() | Kept():
+                mask = masks[role.where] if isinstance(role, Kept) else {}
+                how = _how(part.name, role, self._coding)
+                return decode_tensors(part, self._values, mask, *how)
             case Bit():
                 return masks[part.name]
             case _:
@@ -221,6 +235,45 @@ class _Reader:
         left = tuple(len(list(rest)) for rest in (self._masks, self._values, self._numbers))
         if any(left):
             raise WireError(f"left over: {left} mask blocks, value blocks and numbers.")
+
+
+class How(NamedTuple):
+    """How the float32 values of one field are written."""
+
+    compression: Compression
+    key: Key
+    base: Params
+
+
+def _how(name: str, role: Whole | Kept, coding: Coding) -> How:
+    if coding.compression == EXACT or (isinstance(role, Whole) and role.exact):
+        return How(EXACT, Key(0), {})
+    has_base = not role.is_change and hasattr(coding.base, name)
+    base = getattr(coding.base, name) if has_base else {}
+    # Draws of its own for each field: products of fields stay unbiased.
+    return How(coding.compression, fold(coding.key, name), base)
+
+
+def _declared(coding: Coding) -> int | Compressed:
+    """The coding as a header declares it."""
+    if coding.compression in _PRECISIONS and coding.base is None:
+        return _PRECISIONS.index(coding.compression)
+    return Compressed(str(brief(coding.compression)), coding.key, coding.base is not None)
+
+
+def _coding(compressed: int | Compressed, base: Any) -> Coding:
+    """The coding that a header declares."""
+    if isinstance(compressed, int):
+        if not 0 <= compressed < len(_PRECISIONS):
+            raise WireError(f"precision 0 to {len(_PRECISIONS) - 1}, found {compressed}.")
+        return Coding(_PRECISIONS[compressed])
+    if compressed.is_change and base is None:
+        raise UnheldError("its values are differences to a message that is not held here.")
+    try:
+        compression = read(compressed.text, KINDS, "compression")
+    except ConfigError as error:
+        raise WireError(f"compression: {error}") from error
+    return Coding(compression, Key(compressed.key), base if compressed.is_change else None)
 
 
 def _mask_block(part: Part, mask: Mask, held: Recall) -> MaskBlock:

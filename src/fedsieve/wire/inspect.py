@@ -33,7 +33,7 @@ from fedsieve.wire import Precision
 from fedsieve.wire.bits import Bools
 from fedsieve.wire.codec import Decoder
 from fedsieve.wire.entropy import binary_entropy
-from fedsieve.wire.frame import open_frame
+from fedsieve.wire.frame import Compressed, open_frame
 from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import Hash, Part, Schema, hash_of, read_schema
 
@@ -50,6 +50,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     schema: bytes
     masks: tuple[tuple[Hash, bytes, int], ...]  # hash, packed bits, size
     data: bytes
+    base_schema: bytes = b""  # of the message that this one answers, where it has differences to it
+    base_data: bytes = b""
 
     @property
     def file_name(self) -> str:
@@ -78,7 +80,7 @@ class Inspection(NamedTuple):
     mask_bytes: int
     value_bytes: int
     limit_bytes: float
-    precision: str
+    compression: str
     numbers: tuple[int | float, ...]
     lines: list[Line]
 
@@ -104,19 +106,25 @@ def inspect(frame: Frame) -> Inspection:
     schema, _ = read_schema(frame.schema)
     if hash_of(frame.schema) != header.schema:
         raise WireError("the frame belongs to another schema than the one kept with it.")
-    decoder = Decoder(2**40)
+    decoder, masks_held = Decoder(2**40), _unpacked(frame)
     decoder.learn(frame.schema)
-    message = decoder.decode(frame.data, message_class(schema), _unpacked(frame))
+    base = None
+    if frame.base_schema:
+        decoder.learn(frame.base_schema)
+        kind = message_class(read_schema(frame.base_schema)[0])
+        base = decoder.decode(frame.base_data, kind, masks_held)
+    message = decoder.decode(frame.data, message_class(schema), masks_held, base=base)
     masks, values = sum(len(block.data) for block in sections.masks), sum(header.values)
-    precision = PRECISIONS[header.precision]
+    how = header.precision
+    precision = PRECISIONS[how] if isinstance(how, int) else None
     return Inspection(
         total_bytes=len(frame.data),
         header_bytes=len(frame.data) - masks - values,
         announced_bytes=len(header.announced),
         mask_bytes=masks,
         value_bytes=values,
-        limit_bytes=message_limit(message, precision),
-        precision=precision,
+        limit_bytes=message_limit(message, precision) if precision else float(masks + values),
+        compression=how.text if isinstance(how, Compressed) else PRECISIONS[how],
         numbers=header.numbers,
         lines=_lines(schema, message, masks, values, precision),
     )
@@ -175,7 +183,9 @@ def message_class(schema: Schema) -> Any:
     return NamedTuple("Message", hints)
 
 
-def _lines(schema: Schema, message: Any, masks: int, values: int, precision: Any) -> list[Line]:
+def _lines(
+    schema: Schema, message: Any, masks: int, values: int, precision: Precision | None
+) -> list[Line]:
     lines = []
     for part in schema.parts:
         for entry in part.entries:
@@ -186,7 +196,8 @@ def _lines(schema: Schema, message: Any, masks: int, values: int, precision: Any
             if is_mask:
                 bits = mask_bits(tensor)
             elif kept.dtype == np.float32:
-                bits = value_bits(kept, "fp32" if part.role == "exact" else precision)
+                how = "fp32" if part.role == "exact" else precision
+                bits = value_bits(kept, how) if how else 0.0
             else:
                 bits = 8.0 * kept.nbytes
             sent = int(np.count_nonzero(tensor)) if is_mask else kept.size
