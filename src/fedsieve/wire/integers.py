@@ -3,12 +3,14 @@
 Numbers from -m to m are digits of base 2m + 1, as many to a symbol as fit a byte; symbols have the
 product of their digits' weights, which travel as one-byte levels. Numbers beyond m are counted as 0
 and stand in a list: gaps between their places, and values. Of the possible m the cheapest is taken,
-for each segment of a message: tensors one after another, small ones together.
+for each segment of a message: tensors one after another, small ones together. Of numbers that are
+mostly large, the lowest bits are noise and stand apart as they are.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,18 @@ _DIGITS: Final = {0: 1, 1: 5, 2: 3, 3: 2, 7: 2, 31: 1, 127: 1}  # to a symbol, b
 _RANGES: Final = tuple(_DIGITS)
 _SEGMENT: Final = 4096  # numbers that are worth a table of their own
 _SCALE: Final = 1 << 16
+_SHIFTS: Final = 26
+
+
+class _Part(NamedTuple):
+    """What is known of a segment before its symbols are read."""
+
+    most: int
+    shift: int
+    weights: tuple[float, ...]
+    places: list[int]
+    values: list[int]
+    low: Numbers
 
 
 def encode_integers(arrays: Sequence[Numbers]) -> Pieces:
@@ -30,17 +44,20 @@ def encode_integers(arrays: Sequence[Numbers]) -> Pieces:
 
     Numbers are at most MAX_NUMBER in magnitude.
     """
-    heads, ans = bytearray(), AnsWriter()
+    heads, low, ans = bytearray(), list[bytes](), AnsWriter()
     for start, end in segments([array.size for array in arrays]):
         numbers = np.concatenate(arrays[start:end]) if end - start > 1 else arrays[start]
+        shift = _noisy_bits(numbers)
+        low += _low_bits(numbers, shift)
+        numbers = numbers >> shift
         most = _cheapest(numbers)
         small, large = _apart(numbers, most)
         levels = _levels(small, most)
-        heads += bytes([_RANGES.index(most)]) + levels + large
+        heads += bytes([_RANGES.index(most), shift]) + levels + large
         if most:
             digits = (small + most).astype(np.uint8)
             ans.symbols(joined(digits, 2 * most + 1), joint(_weights(levels), _DIGITS[most]))
-    return [count_bytes(len(heads)), bytes(heads), ans.finish()]
+    return [count_bytes(len(heads)), bytes(heads), *low, ans.finish()]
 
 
 def decode_integers(reader: Reader, sizes: Sequence[int]) -> list[Numbers]:
@@ -50,26 +67,33 @@ def decode_integers(reader: Reader, sizes: Sequence[int]) -> list[Numbers]:
         WireError: the bytes are not that many numbers.
     """
     heads = Reader(reader.take(reader.count(len(reader))), "integers")
-    ans = AnsReader(reader.rest(), "integers")
-    arrays: list[Numbers] = []
+    parts = list[_Part]()
     for start, end in segments(sizes):
         size = sum(sizes[start:end])
-        tag = heads.byte()
+        tag, shift = heads.byte(), heads.byte()
         if tag >= len(_RANGES):
             raise heads.error(f"a range 0 to {len(_RANGES) - 1} expected, found {tag}.")
+        if shift > _SHIFTS:
+            raise heads.error(f"at most {_SHIFTS} low bits expected, found {shift}.")
         most = _RANGES[tag]
         levels = bytes(heads.take(2 * most + 1)) if most else b""
         places, values = _read_large(heads, size)
-        numbers = np.zeros(size, np.int32)
-        if most:
-            digits = _DIGITS[most]
-            weights = joint(_weights(levels), digits)
-            symbols = ans.small_symbols(-(-size // digits), weights)
-            numbers[:] = split(symbols, 2 * most + 1, digits)[:size]
-            numbers -= most
-        numbers[places] = values
-        arrays += np.split(numbers, np.cumsum(sizes[start:end])[:-1])
+        low = _read_low(reader, size, shift)
+        parts.append(_Part(most, shift, _weights(levels), places, values, low))
     heads.finish()
+    ans = AnsReader(reader.rest(), "integers")
+    arrays: list[Numbers] = []
+    for (start, end), part in zip(segments(sizes), parts, strict=True):
+        numbers = np.zeros(part.low.size, np.int32)
+        if part.most:
+            digits = _DIGITS[part.most]
+            symbols = ans.small_symbols(-(-numbers.size // digits), joint(part.weights, digits))
+            numbers[:] = split(symbols, 2 * part.most + 1, digits)[: numbers.size]
+            numbers -= part.most
+        numbers[part.places] = part.values
+        numbers <<= part.shift
+        numbers += part.low
+        arrays += np.split(numbers, np.cumsum(sizes[start:end])[:-1])
     ans.finish()
     return arrays
 
@@ -135,6 +159,24 @@ def joint(weights: tuple[float, ...], count: int) -> tuple[float, ...]:
     for _ in range(count - 1):
         table = np.multiply.outer(table, shares).reshape(-1)
     return tuple((table + 1).tolist())
+
+
+def _noisy_bits(numbers: Numbers) -> int:
+    """How many low bits are noise: so many that few numbers above them exceed 31."""
+    size = float(np.sqrt(np.mean(np.square(numbers, dtype=np.float64)))) if numbers.size else 0.0
+    return min(max(math.frexp(size / 8)[1], 0), _SHIFTS)
+
+
+def _low_bits(numbers: Numbers, shift: int) -> list[bytes]:
+    return [np.packbits((numbers >> bit & 1).astype(np.bool_)).tobytes() for bit in range(shift)]
+
+
+def _read_low(reader: Reader, size: int, shift: int) -> Numbers:
+    low = np.zeros(size, np.int32)
+    for bit in range(shift):
+        packed = np.frombuffer(reader.take(-(-size // 8)), np.uint8)
+        low |= np.unpackbits(packed, count=size).astype(np.int32) << bit
+    return low
 
 
 def _cheapest(numbers: Numbers) -> int:
