@@ -61,12 +61,19 @@ def local_engine(job: Job, folder: Path) -> Iterator[Engine]:
 def compression(config: Config, direction: Literal["up", "down"]) -> Compression:
     """How values travel in a direction."""
     text = config.up if direction == "up" else config.down
+    if direction == "up" and text is not None and text.startswith("lattice"):
+        raise ConfigError("up=lattice: it is for broadcasts. Clients send `uniform` steps.")
     return NAMED[config.wire] if text is None else read(text, KINDS, direction)
 
 
 def client_wire(config: Config) -> Wire:
     """How clients send."""
-    return Wire(compression(config, "up"), config.up is not None, config.error_feedback)
+    return Wire(
+        compression(config, "up"),
+        config.up is not None,
+        config.error_feedback,
+        compression(config, "down"),
+    )
 
 
 @contextmanager

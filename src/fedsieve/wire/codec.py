@@ -7,7 +7,7 @@ frame refers to refuses it with `UnheldError`, and the sender tries again withou
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from fedsieve.wire.bits import Pieces, size_of
 from fedsieve.wire.bound import MAX_BYTES, Bound
 from fedsieve.wire.changes import decode_change, encode_change
 from fedsieve.wire.compressors import EXACT, KINDS, NAMED, Compression
+from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.frame import (
     NAME_BYTES,
     Compressed,
@@ -43,11 +44,13 @@ from fedsieve.wire.schema import (
     schema_of,
 )
 from fedsieve.wire.tensors import decode_tensors, encode_tensors
+from fedsieve.wire.versions import VERSIONS, as_message, count_of
 
 MAX_COUNT = 2**63 - 1
 _PRECISIONS = tuple(NAMED.values())
 Bools: TypeAlias = NDArray[np.bool_]
-Recall: TypeAlias = Mapping[Hash, Bools]  # masks an end holds, by hash
+Recall: TypeAlias = Mapping[Hash, NDArray[Any]]  # masks and versions an end holds, by hash
+ANSWERED: Final = 1  # names the message that another answers
 
 
 class UnheldError(WireError):
@@ -55,7 +58,7 @@ class UnheldError(WireError):
 
 
 class Known(NamedTuple):
-    """What the receiver is known to hold."""
+    """What the receiver is known to hold; `masks` has versions of values as well."""
 
     schemas: frozenset[Hash] = frozenset()
     masks: Recall = MappingProxyType({})
@@ -82,6 +85,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
     if not roles:
         return Payload(b"", 0, 0, 0)
     schema, mark = schema_of(message)
+    coding, base = _based(coding, schema, known.masks)
     numbers: list[int | float] = []
     masks: list[MaskBlock] = []
     values: list[Pieces] = []
@@ -102,7 +106,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
         tuple(mask.length for mask in masks),
         tuple(map(size_of, values)),
         tuple(numbers),
-        _declared(coding),
+        _declared(coding, base),
         b"" if mark in known.schemas else schema.packed(),
     )
     return seal(header, masks, [piece for pieces in values for piece in pieces])
@@ -151,7 +155,7 @@ class Decoder:
         bound.check_frame(len(data))
         sections = open_frame(data)
         schema = self._schema(sections.header, kind, bound)
-        reader = _Reader(sections, recall or {}, base)
+        reader = _Reader(sections, schema, recall or {}, base)
         parts = list(zip(roles, schema.parts, strict=True))
         masks = {f.name: reader.mask(part) for f, part in parts if isinstance(f.role, Bit)}
         values = {f.name: reader.field(part, f.role, masks) for f, part in parts}
@@ -190,11 +194,11 @@ class Decoder:
 class _Reader:
     """Takes fields off the blocks of a frame, in order."""
 
-    def __init__(self, sections: Sections, recall: Recall, base: Any) -> None:
+    def __init__(self, sections: Sections, schema: Schema, recall: Recall, base: Any) -> None:
         header = sections.header
         self._masks, self._values = iter(sections.masks), iter(sections.values)
         self._numbers = iter(header.numbers)
-        self._coding = _coding(header.precision, base)
+        self._coding = _coding(header.precision, schema, recall, base)
         self._recall = recall
 
     def field(self, part: Part, role: Role, masks: dict[str, Mask]) -> Any:
@@ -254,32 +258,50 @@ def _how(name: str, role: Whole | Kept, coding: Coding) -> How:
     return How(coding.compression, fold(coding.key, name), base)
 
 
-def _declared(coding: Coding) -> int | Compressed:
+def _based(coding: Coding, schema: Schema, held: Recall) -> tuple[Coding, Hash]:
+    """The coding with the base of its differences, and the name of that."""
+    if not isinstance(coding.compression, Lattice):
+        return coding, ANSWERED if coding.base is not None else 0
+    count = count_of(schema)
+    fitting = [name for name, flat in held.items() if name >= VERSIONS and flat.size == count]
+    if not fitting:
+        return coding, 0
+    return coding._replace(base=as_message(schema, held[fitting[-1]])), fitting[-1]
+
+
+def _declared(coding: Coding, base: Hash) -> int | Compressed:
     """The coding as a header declares it."""
     if coding.compression in _PRECISIONS and coding.base is None:
         return _PRECISIONS.index(coding.compression)
-    return Compressed(str(brief(coding.compression)), coding.key, coding.base is not None)
+    return Compressed(str(brief(coding.compression)), coding.key, base)
 
 
-def _coding(compressed: int | Compressed, base: Any) -> Coding:
+def _coding(compressed: int | Compressed, schema: Schema, held: Recall, answered: Any) -> Coding:
     """The coding that a header declares."""
     if isinstance(compressed, int):
         if not 0 <= compressed < len(_PRECISIONS):
             raise WireError(f"precision 0 to {len(_PRECISIONS) - 1}, found {compressed}.")
         return Coding(_PRECISIONS[compressed])
-    if compressed.is_change and base is None:
+    base = answered if compressed.base == ANSWERED else None
+    if compressed.base >= VERSIONS and compressed.base in held:
+        flat = held[compressed.base]
+        if flat.size == count_of(schema):
+            base = as_message(schema, flat)
+    if compressed.base and base is None:
         raise UnheldError("its values are differences to a message that is not held here.")
     try:
         compression = read(compressed.text, KINDS, "compression")
     except ConfigError as error:
         raise WireError(f"compression: {error}") from error
-    return Coding(compression, Key(compressed.key), base if compressed.is_change else None)
+    return Coding(compression, Key(compressed.key), base)
 
 
 def _mask_block(part: Part, mask: Mask, held: Recall) -> MaskBlock:
     """The mask coded against the nearest one the receiver holds, or by itself."""
     flat, layout = _flat(mask), _layout(part)
-    same_size = {mark: other for mark, other in held.items() if other.size == flat.size}
+    same_size = {
+        mark: other for mark, other in held.items() if mark < VERSIONS and other.size == flat.size
+    }
     if not same_size or not flat.size:
         return MaskBlock(None, encode_mask(flat, layout))
     changes = {mark: int(np.count_nonzero(other != flat)) for mark, other in same_size.items()}

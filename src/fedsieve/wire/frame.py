@@ -35,7 +35,7 @@ class Compressed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     text: Annotated[str, msgspec.Meta(max_length=256)]  # the compressor with its parameters
     key: int  # of its draws
-    is_change: bool  # they are differences to fields of the message it answers
+    base: int  # to which they are differences: 0 none, 1 the message it answers, or a held version
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
