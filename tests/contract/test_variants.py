@@ -19,6 +19,19 @@ VARIANTS = {
     "gradients of gates": {"method": "flops", "preset": "paper", "hold": 2, "scale_from": 1},
     "from the first round at its density": {"method": "flops_pa", "preset": "paper"},
     "as sparse as the prior": {"method": "fedsparse", "preset": "paper"},
+    "personal masks of channels": {
+        "method": "sub_fedavg",
+        "structure": "hybrid",
+        "model": "resnet8",
+        "steps": 2,
+        "gate": 0.0,
+    },
+    "personal masks that start anew": {"method": "lotteryfl", "preset": "code", "gate": 0.0},
+    "a part of the warm start for whoever has none": {
+        "method": "lg_fedavg",
+        "warm_start": 1,
+        "scored": "own",
+    },
     "one shot": {"method": "pfnm", "preset": "paper"},
 }
 variants = pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS.keys())

@@ -35,11 +35,12 @@ with atheris.instrument_imports(include=["fedsieve.wire"]) if atheris else nullc
     from fedsieve.core import keys, tree
     from fedsieve.core.errors import WireError
     from fedsieve.core.keys import fold
-    from fedsieve.core.message import Bits, Count, Dense, Exact, Kept, Mask, Params, Scalar
+    from fedsieve.core.message import Bit, Bits, Count, Dense, Exact, Kept, Mask, Params, Scalar
     from fedsieve.wire.bits import count_bytes
     from fedsieve.wire.bound import SCHEMA_BYTES, Bound
     from fedsieve.wire.codec import Coding, Decoder, Known, Recall, encode, masks_of
     from fedsieve.wire.compressors import NAMED
+    from fedsieve.wire.contexts import Contexts, contexts_of
     from fedsieve.wire.frame import NAME_BYTES, VERSION, open_frame
     from fedsieve.wire.precision import PRECISIONS
     from fedsieve.wire.schema import DTYPES, schema_of, unpacked
@@ -74,6 +75,18 @@ class Masks(NamedTuple):
     second: Bits
 
 
+class Asked(NamedTuple):
+    """Probabilities of the bits in the answer."""
+
+    odds: Dense
+
+
+class Voted(NamedTuple):
+    """Bits coded by how likely they are."""
+
+    votes: Annotated[Mask, Bit(given="odds")]
+
+
 class Source(NamedTuple):
     """A good frame and what its receiver holds."""
 
@@ -82,6 +95,7 @@ class Source(NamedTuple):
     schema: bytes
     recall: Recall
     dense_bytes: int
+    contexts: Contexts
 
     def bound(self, *, is_open: bool) -> Bound:
         """What its receiver takes: any tensors of as many bytes, or these alone."""
@@ -106,7 +120,9 @@ def make_sources() -> list[Source]:
     codings = [Coding(NAMED[precision], fold(0, "round")) for precision in PRECISIONS]
     pairs: list[tuple[Any, Any]] = [(_pruned(0), _pruned(1)), (_masks(0), _masks(1))]
     pairs += [(plain, plain) for plain in (_plain(3000, 1), _plain(9000, 2))]
-    return [
+    asked, voted = _voted()
+    likely = _source(voted, Known(contexts=contexts_of(Voted, asked)), Coding())
+    return [likely] * 4 + [
         _source(message, known, coding)
         for coding in codings
         for message, before in pairs
@@ -142,7 +158,7 @@ def is_refused(case: Case) -> bool:
     decoder.learn(source.schema)
     try:
         bound = source.bound(is_open=case.is_open)
-        found = decoder.decode(case.data, source.kind, source.recall, bound)
+        found = decoder.decode(case.data, source.kind, source.recall, bound, source.contexts)
     except WireError:
         return True
     finally:
@@ -198,6 +214,11 @@ def _masks(number: int) -> Masks:
     return Masks({"a": odds < 0.1 + 0.01 * number}, {"b": (odds < rows) & (rows > 0.5)})
 
 
+def _voted() -> tuple[Asked, Voted]:
+    odds = {"a": keys.uniform(fold(3, "a"), (50, 80)), "b": keys.uniform(fold(3, "b"), (50,))}
+    return Asked(odds), Voted({n: keys.uniform(fold(4, n), p.shape) < p for n, p in odds.items()})
+
+
 def _normal(name: str, *shape: int) -> torch.Tensor:
     return keys.normal(fold(0, name), shape)
 
@@ -205,7 +226,8 @@ def _normal(name: str, *shape: int) -> torch.Tensor:
 def _source(message: Any, known: Known, coding: Coding) -> Source:
     schema, _ = schema_of(message)
     data = encode(message, known, coding).data
-    return Source(type(message), data, schema.packed(), known.masks, schema.tensor_bytes())
+    size = schema.tensor_bytes()
+    return Source(type(message), data, schema.packed(), known.masks, size, known.contexts)
 
 
 class _Open(NamedTuple):
@@ -290,7 +312,7 @@ def _bomb(source: Source, dice: random.Random) -> bytes:
     for _, role, entries in schema[0]:
         entries[:] = [[name, dtype, shape] for name, dtype, _ in entries]
         if role == "bits":
-            masks.append(dice.choice((b"\0", b"\1", b"\5\0", b"\5\1", b"\3\0\0")))
+            masks.append(dice.choice((b"\0", b"\1", b"\5\0", b"\5\1", b"\3\0\0", b"\6\0")))
         elif any(dtype == "f4" for _, dtype, _ in entries):
             values.append((bytes([SPARSE]) + count_bytes(1) + b"\0") * dice.choice((0, 1, 8192)))
         if any(dtype != "f4" for _, dtype, _ in entries) and role != "bits":

@@ -52,6 +52,14 @@ def test_a_dead_neuron_takes_its_row_and_its_column_along():
     assert training_macs(graph, 1, mask) == Macs(3 * 32, 3 * (32 - 5), 3 * (3 * 5 + 3 * 3))
 
 
+def test_gradients_outside_the_mask_cost_a_dense_third_pass():
+    graph = two_layers()
+    mask = full(graph)
+    mask["0.weight"][1] = False
+    found = training_macs(graph, 2, mask, dense_gradients=1)  # 2 + 2 + 1 sparse passes and a dense
+    assert found == Macs(6 * 32, 5 * (32 - 5) + 32, 5 * (3 * 5 + 3 * 3) + 32)
+
+
 def test_a_bias_keeps_the_neuron_whose_inputs_are_masked():
     graph = two_layers(bias=True)
     mask = full(graph)

@@ -10,7 +10,7 @@ from fedsieve.core import tree
 from fedsieve.core.keys import fold, normal, uniform
 from fedsieve.core.message import Params
 from fedsieve.core.method import Batch
-from fedsieve.optim.local import gradient, train
+from fedsieve.optim.local import gradient, score, train
 from fedsieve.optim.optimisers import SGD, Adam, Adamax
 
 KEY = fold(0, "local")
@@ -303,3 +303,24 @@ def test_each_field_is_clipped_by_its_own_norm():
     )
     torch.testing.assert_close(trained.params.weights["w"], torch.tensor([-0.6, -0.8]))
     torch.testing.assert_close(trained.params.thresholds["t"], torch.tensor([-7.0, 0.0]))
+
+
+def test_the_score_of_a_model_is_over_all_batches_of_a_client():
+    """Two of three hits, in batches of two and one: not the mean of a half and one."""
+
+    class Data:
+        def ordered(self):
+            yield Batch(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]))
+            yield Batch(torch.tensor([1.0]), torch.tensor([1.0]))
+
+    class Threshold:
+        def predict(self, params, x):
+            return (x > params["at"]).float()
+
+        def tally(self, outputs, y):
+            return torch.tensor([(outputs == y).sum(), len(y)], dtype=torch.float64)
+
+        def score(self, tally):
+            return (tally[0] / tally[1]).item()
+
+    assert score(Threshold(), {"at": torch.tensor(0.5)}, Data()) == pytest.approx(2 / 3)

@@ -93,3 +93,21 @@ def test_the_overlap_mean_counts_those_who_hold_a_weight() -> None:
     mean = layers.overlap_mean([first, second], otherwise=old)
     assert mean["w"].tolist() == [3.0, 5.0, 7.0]
     assert mean["b"].tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("share", "least", "kept"),
+    [
+        (0.25, 0.0, [False, True, True, True, False]),  # one of four
+        (0.5, 0.0, [False, False, True, True, False]),
+        (0.5, 0.6, [False, True, True, True, False]),  # three of five stay
+        (0.9, 0.0, [False, False, False, True, False]),  # never the last
+        (0.5, 1.0, [True, True, True, True, False]),
+    ],
+)
+def test_pruning_cuts_a_share_of_what_is_kept_down_to_the_least(
+    share: float, least: float, kept: list[bool]
+) -> None:
+    weights = {"w": torch.tensor([0.1, -0.2, 0.3, -0.4, 9.0])}
+    mask = {"w": torch.tensor([True, True, True, True, False])}
+    assert layers.pruned(weights, mask, share, least)["w"].tolist() == kept

@@ -42,7 +42,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class Bit:
-    """Boolean tensors, one bit per coordinate before coding."""
+    """Boolean tensors, one bit per coordinate before coding.
+
+    In a reply, `given` may name a field of the broadcast that it answers, with a tensor for each of
+    these: how likely every bit is to be True. Bits that follow it cost less.
+    """
+
+    given: str | None = None
 
 
 @dataclass(frozen=True)

@@ -127,11 +127,13 @@ class Metrics:
         processed: examples put through a training step, for the count of MACs.
         mask: the mask in use while training, if weights outside it were zero.
         values: named figures for the log, averaged over the cohort.
+        dense_gradients: of the examples processed, how many had a gradient outside the mask too.
     """
 
     processed: int
     values: dict[str, float]
     mask: Mask | None = None
+    dense_gradients: int = 0
 
 
 class Cohort(NamedTuple):

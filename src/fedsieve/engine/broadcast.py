@@ -1,14 +1,15 @@
 """Broadcasts as bytes: one message is encoded once, without what a client holds."""
 
 from collections.abc import Callable, Iterable
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Dense, Natural, Number, fields
-from fedsieve.core.method import AnyMethod, PerClient, message_to
+from fedsieve.core.message import Bit, Dense, Natural, Number, fields
+from fedsieve.core.method import AnyMethod, PerClient, message_to, message_types
 from fedsieve.engine.mask_cache import MaskTable, last_version, recall, remember
 from fedsieve.engine.requests import Reply
 from fedsieve.metrics.bytes import Sent
@@ -16,6 +17,7 @@ from fedsieve.wire.bound import SCHEMA_BYTES, Bound
 from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.compressors import EXACT, Compression
 from fedsieve.wire.compressors.lattice import Lattice
+from fedsieve.wire.contexts import Contexts, contexts_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, Schema, schema_of, unpacked
@@ -54,6 +56,7 @@ class EncodedBroadcast(NamedTuple):
     is_told: bool  # the client remembers the schema, and the frame does not announce it
     mark: frozenset[Hash]  # the schema's hash; empty for a message without fields
     masks: dict[Hash, NDArray[Any]]  # that the client holds once it has read it
+    contexts: Contexts = MappingProxyType({})  # of the bits in its reply
 
 
 class BroadcastEncoder:
@@ -69,6 +72,7 @@ class BroadcastEncoder:
         caches: Iterable[ClientCache] = (),
     ) -> None:
         self._method, self._broadcast = method, method.broadcast(server, key)
+        self._up_kind = message_types(method)[1]
         if isinstance(compression, Lattice) and self._broadcast:
             if isinstance(self._broadcast, PerClient):
                 raise ConfigError(
@@ -82,6 +86,7 @@ class BroadcastEncoder:
         self._common = set.intersection(*held) if held else set[Hash]()
         self._coding, self._table = Coding(compression, fold(key, "wire")), table
         self._last: Any = None
+        self._read: tuple[Any, Any] = (None, None)
         self._masks: dict[Hash, NDArray[Any]] = {}
         self._encoded: dict[tuple[bool, tuple[Hash, ...]], EncodedBroadcast] = {}
 
@@ -100,15 +105,26 @@ class BroadcastEncoder:
             held = (*sorted(self._common - {*own}), *own) or held
         if (is_told, held) not in self._encoded:
             known = Known(frozenset(client_cache.down), recall(self._table, held))
+            payload = encode(message, known, self._coding)
             self._encoded[is_told, held] = EncodedBroadcast(
-                encode(message, known, self._coding),
+                payload,
                 self._method.paper_bytes(message),
                 schema.packed(),
                 is_told,
                 frozenset({mark}),
                 self._masks,
+                self._contexts(message, payload, known),
             )
         return self._encoded[is_told, held]
+
+    def _contexts(self, message: Any, payload: Payload, known: Known) -> Contexts:
+        """How likely the bits of a reply are by the message as its client reads it."""
+        is_given = any(isinstance(f.role, Bit) and f.role.given for f in fields(self._up_kind))
+        if is_given and not self._arrives_as_it_is:
+            decoder = Decoder()
+            decoder.learn(schema_of(message)[0].packed())
+            message = decoder.decode(payload.data, type(message), known.masks)
+        return contexts_of(self._up_kind, message)
 
     def message(self, client: int) -> Any:
         """The broadcast to `client` as the server holds it."""
@@ -116,10 +132,19 @@ class BroadcastEncoder:
 
     def arrived(self, client: int) -> Any:
         """The message for `client` as it reads it: rounded where the wire rounds."""
-        if self._coding.compression == EXACT or isinstance(self._coding.compression, Lattice):
-            return self.message(client)
-        message, whole = self.message(client), self.encoded(client, ClientCache())
-        return Decoder().decode(whole.payload.data, type(message)) if message else message
+        message = self.message(client)
+        if self._arrives_as_it_is or not message:
+            return message
+        if message is not self._read[0]:
+            whole = self.encoded(client, ClientCache()).payload.data
+            self._read = message, Decoder().decode(whole, type(message))
+        return self._read[1]
+
+    @property
+    def _arrives_as_it_is(self) -> bool:
+        """Whether a client reads the very values that the server holds, which may be rounded."""
+        how = self._coding.compression
+        return how == EXACT or isinstance(how, Lattice)
 
 
 def held_of(message: Any, compression: Compression) -> dict[Hash, NDArray[Any]]:
@@ -169,6 +194,13 @@ def frames_of(
             schema=schema,
             masks=packed,
             data=payload.data,
+            base_schema=encoded.schema if direction == "up" else b"",
+            base_data=encoded.payload.data if direction == "up" else b"",
+            contexts={
+                field: {name: bins.tobytes() for name, bins in tensors.items()}
+                for field, tensors in encoded.contexts.items()
+                if direction == "up"
+            },
         )
         for direction, schema, payload in _directions(reply, up, encoded)
     ]

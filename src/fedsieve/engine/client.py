@@ -35,6 +35,7 @@ from fedsieve.engine.requests import (
 from fedsieve.metrics.macs import training_macs
 from fedsieve.wire.codec import Coding, Decoder, Known, UnheldError, encode, masks_of
 from fedsieve.wire.compressors import EXACT, Compression
+from fedsieve.wire.contexts import contexts_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.schema import Hash, schema_of
 
@@ -104,7 +105,7 @@ class ClientRuntime:
         up, state, metrics = self._method.client_update(down, request.state, data, request.key)
         if not tree.is_finite(state, checked=request.state):
             return Failure(request.client, "its state has non-finite values: lower learning rates")
-        payload, residual = self._encoded(up, down, request, masks)
+        payload, residual = self._encoded(up, request, down, masks)
         self.masks = masks | (masks_of(up) if up else {})
         return Reply(
             client=request.client,
@@ -113,7 +114,9 @@ class ClientRuntime:
             state=state,
             residual=residual,
             values=metrics.values,
-            macs=training_macs(self._method.task.graph, metrics.processed, metrics.mask),
+            macs=training_macs(
+                self._method.task.graph, metrics.processed, metrics.mask, metrics.dense_gradients
+            ),
             seconds=time.perf_counter() - started,
         )
 
@@ -151,9 +154,10 @@ class ClientRuntime:
         return self._last[1:]
 
     def _encoded(
-        self, up: Any, down: Any, request: Train, masks: dict[Hash, NDArray[Any]]
+        self, up: Any, request: Train, down: Any, masks: dict[Hash, NDArray[Any]]
     ) -> tuple[Payload, Params]:
-        known = Known(request.announced, unpacked(request.masks) | masks)
+        contexts = contexts_of(self._up_kind, down)
+        known = Known(request.announced, unpacked(request.masks) | masks, contexts)
         base = down if self._wire.is_change else None
         coding = Coding(self._wire.compression, fold(request.key, "wire"), base)
         if not self._wire.error_feedback:
@@ -161,7 +165,9 @@ class ClientRuntime:
         meant = add_residual(up, request.residual)
         payload = encode(meant, known, coding)
         self._decoder.learn(schema_of(meant)[0].packed())
-        arrived = self._decoder.decode(payload.data, self._up_kind, known.masks, base=base)
+        arrived = self._decoder.decode(
+            payload.data, self._up_kind, known.masks, contexts=contexts, base=base
+        )
         return payload, residual_of(meant, arrived) or request.residual  # nothing sent: as before
 
 

@@ -318,7 +318,9 @@ class Rounds:
         bound = bound_of(encoded, self._up_kind, self._dense)
         try:
             base = None if self.plan.up == EXACT else encoder.arrived(reply.client)
-            up = self._decoder.decode(reply.up.data, self._up_kind, held, bound, base)
+            up = self._decoder.decode(
+                reply.up.data, self._up_kind, held, bound, encoded.contexts, base
+            )
         except UnheldError as error:
             return Refusal(reply.client, str(error))
         except WireError as error:

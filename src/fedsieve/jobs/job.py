@@ -89,7 +89,7 @@ def build(
         group = Group(config.seed, config.rounds, config.attackers, federation)
         method = attacked(method, lie, group)
     everyone, wanted = federation.num_clients, config.cohort or DEFAULT_COHORT
-    asks_all = method.cohort(wanted, done=0).size is None
+    asks_all = all(method.cohort(wanted, done).size is None for done in range(config.rounds))
     cohort = everyone if asks_all else min(wanted, everyone)
     if config.cohort not in {None, cohort}:
         why = f"there are no more than {everyone} clients, all take part"

@@ -23,8 +23,13 @@ class Macs(NamedTuple):
     realisable: int
 
 
-def training_macs(graph: LayerGraph, processed: int, mask: Mask | None) -> Macs:
-    """MACs of training steps over `processed` examples with weights outside `mask` zero."""
+def training_macs(
+    graph: LayerGraph, processed: int, mask: Mask | None, dense_gradients: int = 0
+) -> Macs:
+    """MACs of training steps over `processed` examples with weights outside `mask` zero.
+
+    For `dense_gradients` of them the third pass, the gradient of weights, is over all weights.
+    """
     passes = 3 * processed
     dense = passes * graph.macs
     if mask is None:
@@ -37,7 +42,9 @@ def training_macs(graph: LayerGraph, processed: int, mask: Mask | None) -> Macs:
         kept = mask.get(layer.weight)
         ideal += layer.macs if kept is None else positions * count_nonzero(kept)
         realisable += positions * _remaining(graph, layer, alive)
-    return Macs(dense, passes * ideal, passes * realisable)
+    sparse = passes - dense_gradients
+    more = dense_gradients * graph.macs
+    return Macs(dense, sparse * ideal + more, sparse * realisable + more)
 
 
 class Size(NamedTuple):

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.method import Batch
+from fedsieve.core.message import Params
+from fedsieve.core.method import Batch, Batches, Task
 from fedsieve.optim.optimisers import Moments, Stepper, Tensors, init_moments
 
 T = TypeVar("T")
@@ -94,6 +95,13 @@ def train(
         processed=processed,
         steps=len(losses),
     )
+
+
+def score(task: Task, params: Params, data: Batches) -> float:
+    """The task's figure of merit of a model on a client's data."""
+    with torch.no_grad():
+        tallies = [task.tally(task.predict(params, x), y) for x, y in data.ordered()]
+    return task.score(torch.stack(tallies).sum(0))
 
 
 def gradient(

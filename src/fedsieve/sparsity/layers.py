@@ -66,6 +66,18 @@ def dropped(weights: Params, mask: Mask, counts: Mapping[str, int]) -> Mask:
     return left
 
 
+def pruned(weights: Params, mask: Mask, share: float, least: float = 0.0) -> Mask:
+    """The mask without a `share` of each layer's kept weights, the smallest.
+
+    A layer keeps a density of `least` and one weight, if it has them.
+    """
+    counts = {}
+    for name, kept in sizes(mask).items():
+        left = max(masks.count_at(least, mask[name].numel()), masks.count_at(1 - share, kept), 1)
+        counts[name] = max(kept - left, 0)
+    return dropped(weights, mask, counts)
+
+
 def grown(scores: Params, mask: Mask, counts: Mapping[str, int]) -> Mask:
     """The mask with so many more of each layer, those of the largest scores outside it."""
     more = {}

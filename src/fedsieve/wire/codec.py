@@ -1,8 +1,9 @@
 """Encode and decode messages: each field by its role, masks and values in their own sections.
 
 What the receiver is known to hold need not be sent again: a schema is then named by its hash, and
-a mask is coded as the change against one named by its hash. A receiver that does not hold what a
-frame refers to refuses it with `UnheldError`, and the sender tries again without.
+a mask is coded as the change against one named by its hash, or by how likely its bits were in the
+message that it answers. A receiver that does not hold what a frame refers to refuses it with
+`UnheldError`, and the sender tries again without.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from fedsieve.wire.bound import MAX_BYTES, Bound
 from fedsieve.wire.changes import decode_change, encode_change
 from fedsieve.wire.compressors import EXACT, KINDS, NAMED, Compression
 from fedsieve.wire.compressors.lattice import Lattice
+from fedsieve.wire.contexts import Bins, Contexts, decode_likely, encode_likely
 from fedsieve.wire.frame import (
     NAME_BYTES,
     Compressed,
@@ -33,7 +35,7 @@ from fedsieve.wire.frame import (
     open_frame,
     seal,
 )
-from fedsieve.wire.masks import Layout, decode_mask, encode_mask
+from fedsieve.wire.masks import LIKELY, Layout, decode_mask, encode_mask
 from fedsieve.wire.schema import (
     MAX_SCHEMAS,
     Hash,
@@ -62,6 +64,7 @@ class Known(NamedTuple):
 
     schemas: frozenset[Hash] = frozenset()
     masks: Recall = MappingProxyType({})
+    contexts: Contexts = MappingProxyType({})  # of the message that is answered
 
 
 class Coding(NamedTuple):
@@ -96,7 +99,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
                 mask = getattr(message, role.where) if isinstance(role, Kept) else {}
                 values += encode_tensors(part, value, mask, *_how(name, role, coding))
             case Bit():
-                masks.append(_mask_block(part, value, known.masks))
+                masks.append(_mask_block(part, value, known))
             case Number():
                 numbers.append(float(value))
             case Natural():
@@ -138,12 +141,14 @@ class Decoder:
         kind: type,
         recall: Recall | None = None,
         bound: Bound | None = None,
+        contexts: Contexts | None = None,
         base: Any = None,
     ) -> Any:
         """The message of class `kind` in `data`, an answer to `base`; learns a schema announced.
 
         Raises:
-            UnheldError: it refers to a schema not told before, or a mask that is not in `recall`.
+            UnheldError: it refers to a schema not told before, a mask that is not in `recall`, or
+                probabilities that are not in `contexts`.
             WireError: the bytes are not a valid frame of that class, or beyond the `bound`.
         """
         bound = bound or self._bound
@@ -155,7 +160,8 @@ class Decoder:
         bound.check_frame(len(data))
         sections = open_frame(data)
         schema = self._schema(sections.header, kind, bound)
-        reader = _Reader(sections, schema, recall or {}, base)
+        coding = _coding(sections.header.precision, schema, recall or {}, base)
+        reader = _Reader(sections, coding, recall or {}, contexts or {})
         parts = list(zip(roles, schema.parts, strict=True))
         masks = {f.name: reader.mask(part) for f, part in parts if isinstance(f.role, Bit)}
         values = {f.name: reader.field(part, f.role, masks) for f, part in parts}
@@ -194,12 +200,12 @@ class Decoder:
 class _Reader:
     """Takes fields off the blocks of a frame, in order."""
 
-    def __init__(self, sections: Sections, schema: Schema, recall: Recall, base: Any) -> None:
-        header = sections.header
+    def __init__(
+        self, sections: Sections, coding: Coding, recall: Recall, contexts: Contexts
+    ) -> None:
         self._masks, self._values = iter(sections.masks), iter(sections.values)
-        self._numbers = iter(header.numbers)
-        self._coding = _coding(header.precision, schema, recall, base)
-        self._recall = recall
+        self._numbers = iter(sections.header.numbers)
+        self._coding, self._recall, self._contexts = coding, recall, contexts
 
     def field(self, part: Part, role: Role, masks: dict[str, Mask]) -> Any:
         match role:
@@ -225,7 +231,12 @@ class _Reader:
         block = next(self._masks, None)
         if block is None:
             raise WireError(f"{part.name}: its block is missing.")
-        if block.base is None:
+        if block.base is None and block.data[:1] == bytes([LIKELY]):
+            bins = _context(part, self._contexts)
+            if bins is None:
+                raise UnheldError(f"{part.name}: how likely its bits are is not known here.")
+            flat = decode_likely(memoryview(block.data), bins)
+        elif block.base is None:
             flat = decode_mask(memoryview(block.data), layout)
         else:
             before = self._recall.get(block.base)
@@ -296,9 +307,28 @@ def _coding(compressed: int | Compressed, schema: Schema, held: Recall, answered
     return Coding(compression, Key(compressed.key), base)
 
 
-def _mask_block(part: Part, mask: Mask, held: Recall) -> MaskBlock:
+def _mask_block(part: Part, mask: Mask, known: Known) -> MaskBlock:
+    """The mask in the shortest of three ways: by likelihood, as a change, or by itself."""
+    flat, bins = _flat(mask), _context(part, known.contexts)
+    block = _own_block(part, flat, known.masks)
+    if bins is None or not flat.size:
+        return block
+    likely = MaskBlock(None, encode_likely(flat, bins))
+    named = 0 if block.base is None else NAME_BYTES
+    return likely if len(likely.data) < len(block.data) + named else block
+
+
+def _context(part: Part, contexts: Contexts) -> list[Bins] | None:
+    """The bins of a mask's bits, by tensor; None unless there is one for each bit."""
+    known = contexts.get(part.name, {})
+    bins = [known[e.name] for e in part.entries if e.name in known]
+    fits = [b.size for b in bins] == [e.count for e in part.entries]
+    return bins if bins and fits else None
+
+
+def _own_block(part: Part, flat: Bools, held: Recall) -> MaskBlock:
     """The mask coded against the nearest one the receiver holds, or by itself."""
-    flat, layout = _flat(mask), _layout(part)
+    layout = _layout(part)
     same_size = {
         mark: other for mark, other in held.items() if mark < VERSIONS and other.size == flat.size
     }

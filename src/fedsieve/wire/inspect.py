@@ -32,10 +32,12 @@ from fedsieve.core.message import (
 from fedsieve.wire import Precision
 from fedsieve.wire.bits import Bools
 from fedsieve.wire.codec import Decoder
+from fedsieve.wire.contexts import BINS
 from fedsieve.wire.entropy import binary_entropy
 from fedsieve.wire.frame import Compressed, open_frame
 from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import Hash, Part, Schema, hash_of, read_schema
+from fedsieve.wire.versions import VERSIONS
 
 _RAW_BITS = {"fp32": 24, "bf16": 8, "fp16": 11}
 _EXPONENT_SHIFT = 23
@@ -50,6 +52,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     schema: bytes
     masks: tuple[tuple[Hash, bytes, int], ...]  # hash, packed bits, size
     data: bytes
+    contexts: dict[str, dict[str, bytes]] = {}
     base_schema: bytes = b""  # of the message that this one answers, where it has differences to it
     base_data: bytes = b""
 
@@ -106,14 +109,7 @@ def inspect(frame: Frame) -> Inspection:
     schema, _ = read_schema(frame.schema)
     if hash_of(frame.schema) != header.schema:
         raise WireError("the frame belongs to another schema than the one kept with it.")
-    decoder, masks_held = Decoder(2**40), _unpacked(frame)
-    decoder.learn(frame.schema)
-    base = None
-    if frame.base_schema:
-        decoder.learn(frame.base_schema)
-        kind = message_class(read_schema(frame.base_schema)[0])
-        base = decoder.decode(frame.base_data, kind, masks_held)
-    message = decoder.decode(frame.data, message_class(schema), masks_held, base=base)
+    message = read_message(frame)
     masks, values = sum(len(block.data) for block in sections.masks), sum(header.values)
     how = header.precision
     precision = PRECISIONS[how] if isinstance(how, int) else None
@@ -128,6 +124,28 @@ def inspect(frame: Frame) -> Inspection:
         numbers=header.numbers,
         lines=_lines(schema, message, masks, values, precision),
     )
+
+
+def read_message(frame: Frame) -> Any:
+    """The message in a kept frame, as a tuple of a class made for it.
+
+    Raises:
+        WireError: it is malformed.
+    """
+    schema, _ = read_schema(frame.schema)
+    decoder, held = Decoder(2**40), _unpacked(frame)
+    decoder.learn(frame.schema)
+    base = None
+    if frame.base_schema:
+        decoder.learn(frame.base_schema)
+        base_kind = message_class(read_schema(frame.base_schema)[0])
+        base = decoder.decode(frame.base_data, base_kind, held)
+    contexts = {
+        field: {n: np.frombuffer(bins, np.uint8) % BINS for n, bins in tensors.items()}
+        for field, tensors in frame.contexts.items()
+    }
+    kind = message_class(schema)
+    return decoder.decode(frame.data, kind, held, contexts=contexts, base=base)
 
 
 def mask_bits(kept: Bools) -> float:
@@ -229,9 +247,11 @@ def _mask_of(part: Part, message: Any, name: str) -> Bools | None:
     return mask[name].expand_as(tensor).numpy() if name in mask else None
 
 
-def _unpacked(frame: Frame) -> dict[Hash, Bools]:
+def _unpacked(frame: Frame) -> dict[Hash, NDArray[Any]]:
     return {
-        mark: np.unpackbits(np.frombuffer(bits, np.uint8), count=size).view(np.bool_)
+        mark: np.frombuffer(bits, "<f4").astype(np.float32)
+        if mark >= VERSIONS
+        else np.unpackbits(np.frombuffer(bits, np.uint8), count=size).view(np.bool_)
         for mark, bits, size in frame.masks
     }
 

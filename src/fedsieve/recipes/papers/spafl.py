@@ -87,6 +87,35 @@ def small_share(rounds: int) -> Expected:
     return Expected("true_mb", AtMost(0.03 * dense), f"3 % of FedAvg's {dense:,.0f} MB")
 
 
+def rival(label: str, method: str, accuracy: float, *more: Expected, **settings: Any) -> Row:
+    """A rival with the rates of the paper's appendix, on pixels 0..255 like the others."""
+    return Row(
+        label=label,
+        settings={**SHARED, "method": method, **settings},
+        expected=(*printed(accuracy), *more),
+    )
+
+
+def half(rounds: int) -> Expected:
+    """32 T 2K d / 2: a fixed density of one half in both directions."""
+    total = 32 * rounds * 2 * 10 * WEIGHTS / 2 / 1e9
+    return Expected("paper_gbit", Within(total, total * 0.01), "32 T 2K d / 2")
+
+
+def last_layer(rounds: int) -> Expected:
+    """32 T 2K d of the last layer, which has 5,000 weights."""
+    return Expected("paper_gbit", Within(32 * rounds * 2 * 10 * 5000 / 1e9, 1e-9), "32 T 2K d")
+
+
+RIVALS = (
+    rival("LG-FedAvg", "lg_fedavg", 89.42, last_layer(500)),
+    rival("PruneFL", "prunefl", 86.72, lr=0.01),
+    rival("Sub-FedAvg", "sub_fedavg", 89.29),
+    rival("LotteryFL", "lotteryfl", 89.15),
+    rival("FedDST", "feddst", 84.46, half(500)),
+    rival("FedSpa", "fedspa", 89.30, half(500)),
+    rival("FedPM", "fedpm", 63.18, lr=0.15, optimiser="adam"),
+)
 REACHED = (
     Expected("best_local_accuracy", AtLeast(0.90), "a trial of ours reached it in 140 rounds"),
     Expected("best_local_density", AtMost(0.06), "the same trial came to 0.05"),
@@ -126,7 +155,12 @@ main = Recipe(
         ),
         Row(label="SpaFL, no exchange", settings={**CODE, "share": False}),
         Row(label="local training", settings={**SHARED, "method": "local_only"}),
-        Row(label="FedAvg", settings={**SHARED, "method": "fedavg", "weighting": "uniform"}),
+        Row(
+            label="FedAvg",
+            settings={**SHARED, "method": "fedavg", "weighting": "uniform"},
+            expected=printed(88.78),
+        ),
+        *RIVALS,
     ),
     tiers={
         "smoke": Tier(
@@ -141,6 +175,9 @@ main = Recipe(
                 "SpaFL, code": (traffic(100, 10), small_share(100)),
                 "SpaFL, outputs kept": (small_share(100),),
                 "SpaFL, paper": (traffic(100, 100), small_share(100)),
+                "LG-FedAvg": (last_layer(100),),
+                "FedDST": (half(100),),
+                "FedSpa": (half(100),),
             },
         ),
         "medium": Tier(
