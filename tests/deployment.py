@@ -2,7 +2,9 @@
 
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +12,6 @@ from pathlib import Path
 
 import fedsieve
 from fedsieve.deploy.certificates import make_all
-from fedsieve.deploy.processes import free_port
 from fedsieve.jobs.config import make, to_toml
 from small import SETTINGS
 
@@ -19,6 +20,35 @@ FAULTY = Path(__file__).parent / "e2e" / "faulty_node.py"
 SLOW = float(os.environ.get("FEDSIEVE_SLOW", "1"))  # stretches time limits on a loaded machine
 PATIENCE = 600 * SLOW  # seconds
 LISTENS = "0A"  # a state in /proc/net/tcp
+
+
+def free_port():
+    """A port that nobody uses now, below those from which systems take outgoing connections."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def superlink_command(port, folder, certs):
+    """A SuperLink that stands alone, on loopback, with its state below `folder`."""
+    tls = ["--insecure"]
+    if certs is not None:
+        tls = ["--ssl-ca-certfile", str(certs / "ca.crt"), "--ssl-certfile"]
+        tls += [str(certs / "server.crt"), "--ssl-keyfile", str(certs / "server.key")]
+        tls += ["--enable-supernode-auth"]
+    return [
+        *(sys.executable, str(Path(sys.executable).parent / "flower-superlink")),
+        *tls,
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--isolation", "process", "--disable-runtime-dependency-installation"),
+        *("--database", str(folder / "superlink.db")),
+        *("--superexec-auth-secret-file", str(folder / "secret")),
+    ]
 
 
 class Deployment:

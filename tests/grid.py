@@ -7,13 +7,13 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from fedsieve.core.errors import WireError
-from fedsieve.deploy.dispatch import Terms
+from fedsieve.deploy.dispatch import RemoteJob
 from fedsieve.deploy.flower.private import ErrorCode, NodeInfo, identify
 from fedsieve.deploy.flower.transport import pack, unpack
 from fedsieve.deploy.node import Node, open_job
 from fedsieve.deploy.node_server import NodeServer
 from fedsieve.deploy.server import hello_of
-from fedsieve.engine.requests import RESPONSES, Encoded, Kinds, encode
+from fedsieve.engine.request_encoding import RESPONSES, Encoded, Kinds, encode
 from fedsieve.engine.store import Receipt
 
 JOB = "0" * 32
@@ -101,4 +101,4 @@ def terms_of(job, **more):
         "seconds": 30.0,
         "poll_seconds": 0.01,
     }
-    return Terms(**given | more)
+    return RemoteJob(**given | more)

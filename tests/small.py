@@ -10,7 +10,7 @@ from fedsieve.core.keys import fold
 from fedsieve.core.method import registered
 from fedsieve.engine.client import ClientRuntime
 from fedsieve.engine.executors.inline import Inline
-from fedsieve.engine.plan import Plan
+from fedsieve.engine.round_settings import RoundSettings
 from fedsieve.engine.rounds import Rounds
 from fedsieve.engine.store import open_stores
 from fedsieve.jobs.config import make
@@ -51,7 +51,9 @@ def rounds_of(job: Job, folder: Path, **plan: Any) -> Rounds:
     }
     stores = open_stores(folder, lambda client: job.method.init_client(client, key), 10**9)
     runtime = ClientRuntime(job.method, job.federation)
-    return Rounds(job.method, job.federation, Plan(**numbers | plan), stores, Inline(runtime))
+    return Rounds(
+        job.method, job.federation, RoundSettings(**numbers | plan), stores, Inline(runtime)
+    )
 
 
 def steady(rows: list[Any]) -> list[dict[str, Any]]:

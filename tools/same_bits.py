@@ -21,15 +21,12 @@ import fedsieve
 import fedsieve.methods  # registers them
 from fedsieve.core.method import registered
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from small import SETTINGS as SMALL
+from small import StopAfter
+
 SETTINGS: dict[str, Any] = {
-    "dataset": "digits",
-    "model": "mlp(hidden=[12])",
-    "partition": "dirichlet(0.5)",
-    "clients": 5,
-    "cohort": 3,
-    "rounds": 4,
-    "batch_size": 50,
-    "seed": 7,
+    **{name: value for name, value in SMALL.items() if name != "lr"},
     "save_messages": (1, 3),
     "progress": False,
 }
@@ -39,24 +36,16 @@ WIRES: dict[str, dict[str, Any]] = {
 }
 
 
-class StopAfterTwo(fedsieve.Watcher):
-    """Ctrl-C at the end of the second round."""
-
-    def finished_round(self, row: Any) -> None:
-        if row.round == 2:
-            raise KeyboardInterrupt
-
-
 def runs(method: str, wire: str, folder: Path) -> dict[str, str]:
     """Hashes of one method on one wire, by how it was run."""
     given = {**SETTINGS, **WIRES[wire], "method": method, "checkpoint_every": 1}
-    found = {
+    results = {
         "inline": fedsieve.run(**given, out=folder / "inline"),
         "pool": fedsieve.run(**given, out=folder / "pool", workers=2),
     }
-    fedsieve.run(**given, out=folder / "resumed", watcher=StopAfterTwo())
-    found["resumed"] = fedsieve.run(out=folder / "resumed", resume=True, progress=False)
-    return {how: digest(result, folder / how) for how, result in found.items()}
+    fedsieve.run(**given, out=folder / "resumed", watcher=StopAfter(2))
+    results["resumed"] = fedsieve.run(out=folder / "resumed", resume=True, progress=False)
+    return {how: digest(result, folder / how) for how, result in results.items()}
 
 
 def digest(result: fedsieve.Result, folder: Path) -> str:

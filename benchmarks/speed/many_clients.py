@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from fedsieve.jobs.config import make
-from fedsieve.jobs.engine import open_rounds
+from fedsieve.jobs.execution import open_rounds
 from fedsieve.jobs.job import build
 
 SETTINGS = {

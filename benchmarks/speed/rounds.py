@@ -30,8 +30,8 @@ from fedsieve.core.keys import fold
 from fedsieve.engine.client import ClientRuntime
 from fedsieve.engine.executors.inline import Inline
 from fedsieve.engine.executors.pool import Pool
-from fedsieve.engine.plan import Plan
 from fedsieve.engine.requests import Executor
+from fedsieve.engine.round_settings import RoundSettings
 from fedsieve.engine.rounds import Rounds
 from fedsieve.engine.store import open_stores
 from fedsieve.jobs.config import make
@@ -109,7 +109,7 @@ def by_fedsieve(job: Job, execute: Executor) -> Iterator[float]:
     """The engine as `fedsieve run` uses it, evaluation apart."""
     with tempfile.TemporaryDirectory() as folder:
         stores = open_stores(Path(folder), lambda _: (), 10**9)
-        plan = Plan(seed=0, rounds=NEVER, cohort=10, eval_every=NEVER, min_replies=1)
+        plan = RoundSettings(seed=0, rounds=NEVER, cohort=10, eval_every=NEVER, min_replies=1)
         rounds = Rounds(job.method, job.federation, plan, stores, execute)
         for played in rounds.play(rounds.start()):
             model = job.method.model(played.position.server, ())

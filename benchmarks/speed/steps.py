@@ -24,7 +24,7 @@ from fedsieve.core.errors import DataError
 from fedsieve.core.keys import Key
 from fedsieve.core.method import Batches, Metrics, Round
 from fedsieve.jobs.config import make
-from fedsieve.jobs.engine import open_rounds
+from fedsieve.jobs.execution import open_rounds
 from fedsieve.jobs.job import Job, build
 from fedsieve.methods.vardrop import Down, Server, State, Up, VarDrop
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedsieve.jobs.library import Record, obtain
+from fedsieve.jobs.library import Record, find_or_run
 from fedsieve.jobs.search_space import read_space
 from fedsieve.jobs.tune import tune
 from fedsieve.recipes import results
@@ -88,7 +88,7 @@ def main() -> None:
             )  # fmt: skip
             lines = [line(task, method, records, trials=tuning.trials, best=tuning.best)]
             if method == "flops_pa":
-                runs = [obtain(settings | {"seed": s}, given.root) for s in range(given.seeds)]
+                runs = [find_or_run(settings | {"seed": s}, given.root) for s in range(given.seeds)]
                 lines.append(line(task, "flops_pa, default", runs, trials=0, best={}))
             results.add(given.out, command, lines)
 

@@ -25,7 +25,7 @@ TRIAL: dict[str, Any] = {
     "validation": 0.1,
     "score_on": "validation",
 }
-OUT = Path("results/spafl_fashion_mnist/rates.jsonl")
+OUT = Path("results/spafl_rates/fashion_mnist.jsonl")
 COMMAND = "python benchmarks/studies/spafl_rates.py"
 
 

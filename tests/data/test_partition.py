@@ -88,10 +88,10 @@ def test_test_shards_have_the_proportions_of_the_training_shards(problem, scheme
     data, clients = problem
     by_class = not isinstance(scheme, Iid | Quantity)
     y, y_test = (v if by_class else torch.zeros_like(v) for v in (data.y, data.y_test))
-    cut = scheme.cut(data, clients, key)  # before empty clients are given an example
+    assigned = scheme.assign(data, clients, key)  # before empty clients are given an example
     for group in y_test.unique():
-        of_group = torch.from_numpy(cut.owner)[y == group]
-        held = torch.from_numpy(cut.test_owner)[y_test == group].bincount(minlength=clients)
+        of_group = torch.from_numpy(assigned.owner)[y == group]
+        held = torch.from_numpy(assigned.test_owner)[y_test == group].bincount(minlength=clients)
         share = of_group.bincount(minlength=clients) / max(1, len(of_group))
         if len(of_group) == 0:
             share += 1 / clients

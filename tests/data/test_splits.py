@@ -19,7 +19,7 @@ def test_apportion_leaves_a_remainder_where_shares_do_not_sum_to_one():
 
 def test_deal_gives_each_client_its_counts_and_the_rest_to_nobody():
     groups = np.array([0, 1, 0, 1, 0, 1, 1])
-    owner = splits.deal(groups, np.array([[2, 1], [0, 2]]), Key(0))
+    owner = splits.distribute(groups, np.array([[2, 1], [0, 2]]), Key(0))
     for group, expected in ((0, {0: 2, NOBODY: 1}), (1, {0: 1, 1: 2, NOBODY: 1})):
         holders, counts = np.unique(owner[groups == group], return_counts=True)
         assert dict(zip(holders.tolist(), counts.tolist(), strict=True)) == expected

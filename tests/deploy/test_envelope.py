@@ -7,10 +7,10 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 import msgspec
 
 from fedsieve.core.errors import WireError
-from fedsieve.deploy.envelope import VERSION, Answer, Call, Here, Notice, mark, peek, seal, unseal
+from fedsieve.deploy.envelope import VERSION, Answer, Call, Ready, Refused, mark, peek, seal, unseal
 from fedsieve.deploy.signature import fresh_key
 
-CALL = Call("0" * 32, 1, 2, 3, Notice("words"))
+CALL = Call("0" * 32, 1, 2, 3, Refused("words"))
 
 
 def test_an_envelope_says_what_was_sealed():
@@ -42,7 +42,7 @@ def test_a_signed_call_is_no_signed_answer():
     """The same bytes under the same key mean one thing only."""
     key = fresh_key()
     version, body, signature = msgspec.msgpack.decode(seal(CALL, key))
-    answer = msgspec.msgpack.encode(Answer(b"", 0, Here()))
+    answer = msgspec.msgpack.encode(Answer(b"", 0, Ready()))
     with pytest.raises(WireError, match="signature"):
         unseal(msgspec.msgpack.encode([version, answer, signature]), Answer, key.public)
     with pytest.raises(WireError, match="signature"):

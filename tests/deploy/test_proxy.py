@@ -15,8 +15,9 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 import httpx
 import msgspec
 
+from deployment import free_port
 from fedsieve.deploy import proxy
-from fedsieve.deploy.processes import Children, free_port, proxy_command
+from fedsieve.deploy.processes import Children, proxy_command
 
 PATIENCE = 2.0
 

@@ -20,7 +20,7 @@ from fedsieve.core.errors import ConfigError, RoundError, WireError
 from fedsieve.core.keys import fold
 from fedsieve.deploy import dispatch, open_calls
 from fedsieve.deploy.dispatch import Remote
-from fedsieve.deploy.envelope import Answer, Call, Hello, Here, UnknownJob, peek, seal
+from fedsieve.deploy.envelope import Answer, Call, Hello, Ready, UnknownJob, peek, seal
 from fedsieve.deploy.flower.private import ErrorCode, NodeInfo
 from fedsieve.deploy.flower.transport import GridTransport
 from fedsieve.deploy.node import Node, claimed, open_job
@@ -29,13 +29,14 @@ from fedsieve.deploy.open_calls import LostError
 from fedsieve.deploy.server import hello_of, receipts
 from fedsieve.deploy.signature import fresh_key
 from fedsieve.engine import blob
-from fedsieve.engine.requests import Encoded, Failure, Reply, Share, Train, encode
+from fedsieve.engine.request_encoding import Encoded, encode
+from fedsieve.engine.requests import Failure, Reply, Share, Train
 from fedsieve.engine.run_folder import RunFolder
 from fedsieve.engine.store import Receipt
 from fedsieve.jobs import api
 from fedsieve.jobs.api import Watcher
 from fedsieve.jobs.config import make, to_toml
-from fedsieve.jobs.engine import Engine
+from fedsieve.jobs.execution import Engine
 from fedsieve.jobs.job import build
 from fedsieve.metrics.macs import Macs
 from grid import LocalGrid, kind_of, node_servers, response_of, terms_of, with_response
@@ -402,9 +403,9 @@ def test_a_greeting_that_says_nothing_new_does_not_load_data_again(tmp_path):
 
     node_server = NodeServer(1, tmp_path, open_it)
     for _ in range(3):
-        assert result_of(node_server, Call("0" * 32, 1, 0, -1, terms.hello)) == Here()
+        assert result_of(node_server, Call("0" * 32, 1, 0, -1, terms.hello)) == Ready()
     other = msgspec.structs.replace(terms.hello, config=terms.hello.config + "\n")
-    assert result_of(node_server, Call("0" * 32, 1, 0, -1, other)) == Here()
+    assert result_of(node_server, Call("0" * 32, 1, 0, -1, other)) == Ready()
     assert opened == [terms.hello.config, other.config]
 
 

@@ -21,6 +21,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from deployment import free_port, superlink_command
 from fedsieve.deploy import proxy
 from fedsieve.deploy.certificates import make_all
 from fedsieve.deploy.flower.reasons import reason_of
@@ -28,9 +29,7 @@ from fedsieve.deploy.flower.server import SuperLink
 from fedsieve.deploy.flower.transport import GridTransport
 from fedsieve.deploy.processes import (
     Children,
-    free_port,
     proxy_command,
-    superlink_command,
 )
 from fedsieve.deploy.signature import fresh_key, read_private
 

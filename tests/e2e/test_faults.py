@@ -15,13 +15,11 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 import msgspec
 
-from deployment import SLOW, Deployment, child_of, listening_ports
+from deployment import SLOW, Deployment, child_of, free_port, listening_ports, superlink_command
 from fedsieve.deploy import proxy
 from fedsieve.deploy.processes import (
     Children,
-    free_port,
     proxy_command,
-    superlink_command,
 )
 
 pytestmark = pytest.mark.e2e

@@ -33,7 +33,7 @@ def test_a_run_with_too_many_workers_has_the_bits_of_one_with_one(monkeypatch, c
     monkeypatch.setattr(cores, "cores", lambda: 64)
     started = []
     monkeypatch.setattr(
-        "fedsieve.jobs.engine.Pool",
+        "fedsieve.jobs.execution.Pool",
         lambda runtime, n, kind: started.append(n) or Pool(runtime, n, kind),
     )
     job = SETTINGS | {"rounds": 1, "cohort": 2}

@@ -16,11 +16,11 @@ from fedsieve.cli.app import application
 from fedsieve.core.errors import DataError, FedsieveError, ResumeError
 from fedsieve.engine import manifest
 from fedsieve.engine.checkpoint import checkpoints_of
-from fedsieve.engine.manifest import Mark, is_proved, mark_of, proved
+from fedsieve.engine.manifest import Checksum, checksum_of, has_valid_hash, with_hash
 from fedsieve.engine.verify import verify
 from fedsieve.export import export_run
 from fedsieve.jobs.config import read_toml
-from fedsieve.jobs.library import find, load, obtain, run_hash
+from fedsieve.jobs.library import find, find_or_run, load, run_hash
 from fuzz import damage
 from small import steady
 
@@ -89,7 +89,7 @@ def test_if_no_checkpoint_is_whole_the_error_names_the_files_and_nothing_is_chan
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "messages.jsonl", "evaluations.jsonl"])
 def test_rows_are_part_of_what_a_checkpoint_stands_on(stopped, folders, name):
-    older = checkpoints_of(stopped)[0].marks()[name].size
+    older = checkpoints_of(stopped)[0].checksums()[name].size
     flip(stopped / name, older + 5)
     check_same(resumed(stopped), folders.result)  # from round 2
     flip(stopped / name, 5)
@@ -120,7 +120,7 @@ def test_a_changed_configuration_does_not_give_another_run(stopped, harm, is_ear
 
 def test_the_configuration_of_another_run_is_refused(stopped, tmp_path):
     text = (stopped / "config.toml").read_text().rpartition("# fedsieve wrote")[0]
-    (stopped / "config.toml").write_bytes(proved(text.replace("seed = 3", "seed = 4")))
+    (stopped / "config.toml").write_bytes(with_hash(text.replace("seed = 3", "seed = 4")))
     with pytest.raises(ResumeError, match="has seed = 4, the checkpoint was made with 3"):
         resumed(stopped)
 
@@ -152,8 +152,8 @@ def test_a_run_of_an_older_version_goes_on_with_a_word_and_proves_itself_from_th
     assert {file.state for file in verdict.files} == {"unproved"}
     check_same(resumed(stopped), folders.result)
     assert "begun by an older version: nothing proves that its files are whole" in caplog.text
-    assert checkpoints_of(stopped)[-1].is_provable
-    assert is_proved((stopped / "config.toml").read_bytes())
+    assert checkpoints_of(stopped)[-1].has_manifest
+    assert has_valid_hash((stopped / "config.toml").read_bytes())
     (stopped / "checkpoints/0000006/manifest").unlink()
     flip(stopped / NEWEST / "server.safetensors")
     with pytest.raises(ResumeError, match="no checkpoint is whole"):
@@ -203,7 +203,9 @@ def test_a_library_makes_a_damaged_run_again(finished, folders, tmp_path, caplog
     assert find(settings, place.parent) is not None
     flip(place / "result.json")
     assert find(settings, place.parent) is None
-    assert obtain(settings, place.parent).summary.model_hash == folders.result.summary.model_hash
+    assert (
+        find_or_run(settings, place.parent).summary.model_hash == folders.result.summary.model_hash
+    )
 
 
 def test_verify_says_file_by_file_what_is_whole(finished):
@@ -234,11 +236,11 @@ def test_verify_waits_for_nobody(stopped):
 
 
 def test_every_flipped_bit_of_a_manifest_and_of_a_configuration_is_found():
-    marks = {"a b.txt": mark_of(b"abc"), "c": Mark(0, "0")}
-    packed, config = manifest.pack(marks), proved("rounds = 6\n")
-    assert manifest.unpack(packed) == marks
-    assert is_proved(config)
-    for data, is_whole in ((packed, _is_manifest), (config, is_proved)):
+    checksums = {"a b.txt": checksum_of(b"abc"), "c": Checksum(0, "0")}
+    packed, config = manifest.pack(checksums), with_hash("rounds = 6\n")
+    assert manifest.unpack(packed) == checksums
+    assert has_valid_hash(config)
+    for data, is_whole in ((packed, _is_manifest), (config, has_valid_hash)):
         for place in range(8 * len(data)):
             changed = bytearray(data)
             changed[place // 8] ^= 1 << place % 8

@@ -35,7 +35,7 @@ class Fault:
         self.checkpoint, self.synced = 0, {}
         for held in checkpoints_of(folder)[-1:] if folder else []:
             self.checkpoint = held.done
-            self.synced = {folder / name: held.marks()[name].size for name in LINES}
+            self.synced = {folder / name: held.checksums()[name].size for name in LINES}
 
     def __call__(self, step, path):
         if self.is_gone or len(self.steps) == self.at:

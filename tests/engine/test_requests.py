@@ -11,14 +11,11 @@ from fedsieve.core.keys import fold
 from fedsieve.core.message import Params
 from fedsieve.engine import blob
 from fedsieve.engine.mask_cache import Packed
+from fedsieve.engine.request_encoding import REQUESTS, RESPONSES, Encoded, Kinds, encode, parts
 from fedsieve.engine.requests import (
-    REQUESTS,
-    RESPONSES,
-    Encoded,
     Evaluate,
     EvaluateOwn,
     Failure,
-    Kinds,
     Observe,
     Observed,
     Refusal,
@@ -28,9 +25,7 @@ from fedsieve.engine.requests import (
     Tallies,
     Train,
     check_answer,
-    encode,
     for_node,
-    parts,
 )
 from fedsieve.engine.store import Receipt
 from fedsieve.metrics.macs import Macs

@@ -14,9 +14,9 @@ QUICK = SETTINGS | {"rounds": 2}
 
 
 def test_a_run_is_made_once_and_then_found(tmp_path, monkeypatch):
-    first = library.obtain(QUICK, tmp_path)
+    first = library.find_or_run(QUICK, tmp_path)
     monkeypatch.setattr(library.api, "run", lambda **_: pytest.fail("ran again"))
-    assert library.obtain(QUICK, tmp_path).summary == first.summary
+    assert library.find_or_run(QUICK, tmp_path).summary == first.summary
     assert library.find(QUICK | {"seed": 99}, tmp_path) is None
 
 
@@ -32,7 +32,7 @@ def test_an_interrupted_run_is_continued(tmp_path, data):
     path = tmp_path / library.run_hash(settings)
     stopped = fedsieve.run(**settings, out=path, watcher=Impatient())
     assert stopped.summary.status == "after round 1 of 2"
-    record = library.obtain(settings, tmp_path)
+    record = library.find_or_run(settings, tmp_path)
     assert record.summary.model_hash == whole.summary.model_hash
     assert [row.round for row in record.rows] == [1, 2]
 
@@ -47,7 +47,7 @@ def test_the_hash_sees_what_decides_results_and_nothing_else():
 
 
 def test_a_record_holds_rows_and_evaluations(tmp_path):
-    record = library.obtain(QUICK | {"method": "fediter_ht", "lr": 0.01}, tmp_path)
+    record = library.find_or_run(QUICK | {"method": "fediter_ht", "lr": 0.01}, tmp_path)
     assert [e.round for e in record.evaluations] == [1, 2]
     last = record.evaluations[-1]
     mean = sum(last.client_accuracy) / len(last.client_accuracy)

@@ -17,7 +17,7 @@ from fedsieve.core.options import brief, default_of, spell
 from fedsieve.data.partitions.schemes import PARTITIONS
 from fedsieve.jobs import library
 from fedsieve.jobs.config import SETTINGS, Config, method_options
-from fedsieve.jobs.settings import INDIFFERENT
+from fedsieve.jobs.settings import NOT_HASHED
 from fedsieve.methods.fedavg import FedAvg
 
 STORED = Path(__file__).parent / "defaults.json"
@@ -27,7 +27,7 @@ METHODS = {n: cls for n, cls in registered().items() if cls.__module__.startswit
 def defaults() -> dict[str, Any]:
     """Every default that decides results, beside the number that a change of it must raise."""
     plain = Config()
-    deciding = {n: spell(getattr(plain, n)) for n in SETTINGS if n not in INDIFFERENT}
+    deciding = {n: spell(getattr(plain, n)) for n in SETTINGS if n not in NOT_HASHED}
     partitions = {
         f"{cls.__name__}.{f.name}": spell(value)
         for cls in PARTITIONS

@@ -67,7 +67,7 @@ def test_a_grid_is_run_once_and_then_found(tmp_path):
     assert {job.state for point in again for job in point.jobs} == {"found"}
     hashes = [j.record.summary.model_hash for p in points for j in p.jobs]
     assert hashes == [j.record.summary.model_hash for p in again for j in p.jobs]
-    alone = library.obtain(QUICK | {"lr": 0.05, "epochs": 1}, tmp_path / "alone")
+    alone = library.find_or_run(QUICK | {"lr": 0.05, "epochs": 1}, tmp_path / "alone")
     assert hashes[0] == alone.summary.model_hash
 
 
@@ -93,9 +93,9 @@ def test_a_bad_name_is_refused_before_anything_runs(tmp_path):
 
 
 def test_a_failed_job_stops_no_other(tmp_path, monkeypatch):
-    real = library.obtain
+    real = library.find_or_run
 
-    def obtain(settings, root, watcher=None):
+    def find_or_run(settings, root, watcher=None):
         match settings["epochs"]:
             case 1:
                 raise RoundError("too wild")
@@ -105,7 +105,7 @@ def test_a_failed_job_stops_no_other(tmp_path, monkeypatch):
                 os._exit(1)
         return real(settings, root, watcher)
 
-    monkeypatch.setattr(library, "obtain", obtain)
+    monkeypatch.setattr(library, "find_or_run", find_or_run)
     done = run_all([QUICK | {"epochs": e} for e in (1, 2, 3, 4, 4)], tmp_path, workers=2)
     assert [d.state for d in done] == ["diverged", "failed", "failed", "finished", "finished"]
     assert [d.error for d in done[:3]] == [

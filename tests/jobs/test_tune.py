@@ -145,14 +145,14 @@ def test_trials_may_run_with_fewer_seeds_than_the_final_ones(tmp_path):
 
 
 def test_a_trial_that_diverges_counts_as_worst(tmp_path, monkeypatch):
-    real = library.obtain
+    real = library.find_or_run
 
-    def obtain(settings, root, watcher=None):
+    def find_or_run(settings, root, watcher=None):
         if settings["epochs"] == 1:
             raise RoundError("not finite")
         return real(settings, root, watcher)
 
-    monkeypatch.setattr(library, "obtain", obtain)
+    monkeypatch.setattr(library, "find_or_run", find_or_run)
     space = {"epochs": Int(1, 2)}
     drawn = [search(space).draw(trial)["epochs"] for trial in range(4)]
     assert set(drawn) == {1, 2}

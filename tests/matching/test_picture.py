@@ -1,8 +1,10 @@
 """Pictures of a matching show every neuron once."""
 
+import re
+
 import numpy as np
 
-from fedsieve.matching.picture import as_svg, as_text
+from fedsieve.drawing.matching import as_svg, as_text
 
 # Atom 2 is used by all three clients, atoms 0, 1 and 3 by one each.
 LABELS = [np.array([2, 0]), np.array([1, 2]), np.array([3, 2])]
@@ -23,8 +25,7 @@ def test_narrow_text_puts_several_atoms_into_a_character():
 
 def test_svg_has_a_dot_for_each_neuron_in_the_column_of_its_atom():
     picture = as_svg(LABELS, ["a", "b", "c"], cell=10)
-    dots = [line for line in picture.splitlines() if line.startswith("<rect")]
-    columns = [int(dot.split('x="')[1].split('"')[0]) for dot in dots]
+    columns = [int(x) for x in re.findall(r'<rect x="(\d+)"', picture)]
     left = min(columns)
     assert [(x - left) // 10 for x in columns] == [0, 1, 0, 2, 0, 3]
     assert "4 global atoms" in picture

@@ -9,7 +9,7 @@ from fedsieve.core import tree
 from fedsieve.core.keys import fold
 from fedsieve.core.message import paper_bytes
 from fedsieve.core.method import Batch, Round
-from fedsieve.methods import fedavg, fedmix
+from fedsieve.methods import em, fedavg
 from fedsieve.methods.fedmix import FedMix, State
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo.registry import read_model
@@ -217,8 +217,8 @@ def test_a_client_of_a_mixture_starts_from_the_centre_that_explains_its_data(
         torch.testing.assert_close(centre.log_shares.exp(), server.shares)
         return local.Trained(start, (), 0.0, 0, 0)
 
-    monkeypatch.setattr(fedmix, "objective", lambda task, prior, centre: centre)
-    monkeypatch.setattr(fedmix.local, "train", untrained)
+    monkeypatch.setattr(em, "objective", lambda task, prior, centre: centre)
+    monkeypatch.setattr(local, "train", untrained)
     down = method.broadcast(server, fold(0, "b"))
     up, state, _ = method.client_update(down, State(0), Zeros(*sizes), fold(0, "c"))
     assert tree.equal(up.weights, centres[nearest])

@@ -15,7 +15,7 @@ from fedsieve.core.keys import fold
 from fedsieve.core.method import Round, message_to
 from fedsieve.inference.variational import Posterior
 from fedsieve.jobs.config import make
-from fedsieve.jobs.engine import open_rounds
+from fedsieve.jobs.execution import open_rounds
 from fedsieve.jobs.job import build
 from fedsieve.methods.vardrop import Down, VarDrop
 from fedsieve.recipes.papers.sizes import GREY28, gib, sizes

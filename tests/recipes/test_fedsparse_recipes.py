@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsieve.jobs.library import obtain
+from fedsieve.jobs.library import find_or_run
 from fedsieve.recipes.papers import fedsparse
 from fedsieve.recipes.recipe import METRICS, Recipe, Row, Tier
 from fedsieve.recipes.runner import reproduce
@@ -35,7 +35,7 @@ def test_a_tier_may_set_single_rows_apart_and_says_so():
 
 def test_late_accuracies_are_means_over_the_last_ten_evaluations(tmp_path):
     settings = {"model": "mlp(hidden=[4])", "clients": 3, "rounds": 12, "method": "fedavg"}
-    record = obtain(settings, tmp_path)
+    record = find_or_run(settings, tmp_path)
     rows = record.rows[2:]
     for kind in ("global", "local"):
         by_hand = sum(getattr(row, f"{kind}_accuracy") for row in rows) / 10

@@ -201,7 +201,7 @@ def test_every_tier_has_settings_that_can_be_run(name):
 
 
 def test_rows_have_the_papers_options_unless_they_name_others():
-    recipe = tiny(small=Tier(settings={"rounds": 3}, own={"b": {"preset": "paper", "lr": 0.3}}))
+    recipe = tiny(small=Tier(settings={"rounds": 3}, by_row={"b": {"preset": "paper", "lr": 0.3}}))
     first, second = (make(recipe.settings(row, "full")).options for row in recipe.rows)
     assert first["lr"] == 0.1
     assert first["clip_norm"] is None
@@ -233,7 +233,7 @@ def test_single_rows_of_a_tier_may_have_settings_of_their_own():
         assert settings["warmup"] == settings["rounds"]
         assert recipe.settings(sparse, tier)["warmup"] < settings["rounds"]
     with pytest.raises(ConfigError, match="labels of rows"):
-        dataclasses.replace(recipe, tiers={"smoke": Tier(settings={}, own={"nobody": {}})})
+        dataclasses.replace(recipe, tiers={"smoke": Tier(settings={}, by_row={"nobody": {}})})
 
 
 def test_a_missing_start_is_said_before_anything_runs(tmp_path):

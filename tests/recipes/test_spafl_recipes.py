@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedsieve.jobs.library import obtain
+from fedsieve.jobs.library import find_or_run
 from fedsieve.recipes.recipe import METRICS, Recipe, Row, Tier, find
 from fedsieve.recipes.runner import Trial, figures_of, lines
 from fedsieve.recipes.verdict import AtMost
@@ -110,7 +110,7 @@ def test_macs_are_summed_over_participations_and_averaged_over_all_clients():
 def test_without_pruning_the_count_of_the_appendix_is_the_dense_one(tmp_path):
     """Thresholds stay 0, so that rho = 1 and c = 1 + 2 rho = 3."""
     still = {"sparsity_weight": 0.0, "ste": "inverted", "weight_ste": False, "importance": False}
-    found = obtain({**TINY, **still, "method": "spafl", "preset": "code"}, tmp_path)
+    found = find_or_run({**TINY, **still, "method": "spafl", "preset": "code"}, tmp_path)
     dense = METRICS["macs_per_client"](found)
     assert METRICS["macs_appendix_per_client"](found) == pytest.approx(dense)
     assert METRICS["macs_code_per_client"](found) > dense  # by thresholds and weights
@@ -126,7 +126,7 @@ def test_figures_a_method_does_not_have_are_left_out_of_what_is_shown(tmp_path):
         tiers={"smoke": Tier(settings={})},
         shown=("macs_per_client", "macs_code_per_client"),
     )
-    trial = Trial(row="FedAvg", figures=figures_of(obtain(row.settings, tmp_path)))
+    trial = Trial(row="FedAvg", figures=figures_of(find_or_run(row.settings, tmp_path)))
     found = lines(recipe, row, "smoke", [trial])
     assert [line.metric for line in found] == ["macs_per_client"]
     assert [x.verdict.kind for x in lines(recipe, row, "smoke", [])] == ["not run", "not run"]

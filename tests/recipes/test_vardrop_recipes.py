@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsieve.jobs.library import obtain
+from fedsieve.jobs.library import find_or_run
 from fedsieve.recipes.papers.sizes import COLOUR32, GREY28, sizes, trainable
 from fedsieve.recipes.recipe import METRICS, find
 
@@ -51,7 +51,7 @@ def test_a_dense_run_sends_the_volume_of_the_formula_less_the_first_round_s_way_
         "method": "vardrop", "preset": "paper", "model": "mlp(hidden=[4])", "clients": 2,
         "partition": "iid", "rounds": rounds, "warmup": rounds, "eval_every": rounds,
     }  # fmt: skip
-    sent = METRICS["paper_gib_per_client"](obtain(settings, tmp_path)) * 2**30
+    sent = METRICS["paper_gib_per_client"](find_or_run(settings, tmp_path)) * 2**30
     assert sent == pytest.approx(4 * values * (2 * rounds - 1))
 
 

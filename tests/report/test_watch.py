@@ -150,7 +150,7 @@ def test_watch_waits_follows_a_growing_file_and_ends_with_the_run(tmp_path, watc
     assert "does not exist yet; waiting" in out
     lines = [line for line in out.splitlines() if line.startswith("round")]
     assert [line.split()[1] for line in lines[:3]] == ["1/3", "2/3", "3/3"]
-    assert "global 0.2000  up 2.00 MB down 0.00 MB  density 0.500  2.0 s a round" in lines[1]
+    assert "global 0.2000  up 2.00 MB down 0 B  density 0.500  2.0 s a round" in lines[1]
     assert lines[1].endswith("2.0 s left")
     assert "\x1b" not in out
 
@@ -201,7 +201,7 @@ def test_once_prints_one_picture_and_changes_nothing(folder, watch):
     assert code == 0
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
     lines = out.splitlines()
-    assert lines[1].startswith("round 3/5  up 3.00 MB down 0.00 MB  2.0 s a round  4.0 s left")
+    assert lines[1].startswith("round 3/5  up 3.00 MB down 0 B  2.0 s a round  4.0 s left")
     drawn = {line[:17].strip(): line[17:].split() for line in lines[2:]}
     assert list(drawn) == ["local score", "test loss", "density", "sent up, MB", "sent down, MB"]
     assert drawn["test loss"] == ["0.3333", "█▃▁", "0.3333", "to", "1"]  # 1/4 of 7 steps up: 1.75

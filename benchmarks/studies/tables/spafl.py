@@ -27,7 +27,7 @@ def spafl_seeds(stored: Path) -> str:
     runs = _spafl(stored)
     means, rows = {}, {}
     dense = _first_mb(runs["FedAvg"])
-    for row in (row.label for row in find("spafl_fashion_mnist").rows):
+    for row in (r.label for r in find("spafl_fashion_mnist").rows if r.label in runs):
         points = {x["seed"]: p for x in runs[row] if (p := at(x, END))}
         means[row] = mean(p["local_accuracy"] for p in points.values())
         scores = [_per_cent([points[s]], "local_accuracy") if s in points else "" for s in range(3)]

@@ -88,10 +88,7 @@ def narrow(*columns: str) -> Table:
 
 
 def score(value: "Figure | None") -> str:
-    """A share with four digits, and its spread over seeds."""
-    if value is None:
-        return "-"
-    return f"{value.mean:.4f}" + (f"±{value.spread:.4f}" if value.spread else "")
+    return str(value or "-")
 
 
 def number(value: "Figure | None", unit: float = 1.0) -> str:

@@ -1,6 +1,5 @@
 """`fedsieve demo`: dense, quantised and sparse methods on embedded data, side by side."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from rich.table import Table
 
 from fedsieve.cli.compare import console
 from fedsieve.core.errors import ConfigError, FedsieveError, unknown
+from fedsieve.engine.executors.cores import cores
 from fedsieve.engine.interrupt import Interrupt
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def demo(
     folder = _fresh(out)
     given = {"seed": str(seed)} | ({} if rounds is None else {"rounds": str(rounds)})
     jobs = [Job(name, folder / name, SYSTEMS[name][1], given) for name in names]
-    side_by_side = min(workers or _cores(), len(jobs))
+    side_by_side = min(workers or cores(), len(jobs))
     typer.echo(f"{len(jobs)} runs, {side_by_side} at a time, in {folder}", err=True)
     stopped = _work(jobs, side_by_side)
     outcome = _outcome(jobs, folder)
@@ -355,7 +355,3 @@ def _fresh(out: Path) -> Path:
             number += 1
         else:
             return folder
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -59,10 +59,11 @@ def deploy(
     ```
     """
     _need_flower()
-    from fedsieve.cli.progress import Rows, conclude, shown
+    from fedsieve.cli.progress import Rows, conclude
     from fedsieve.deploy.server import Server
     from fedsieve.deploy.server import deploy as run
     from fedsieve.jobs.api import Watcher
+    from fedsieve.jobs.progress import shown
 
     server = Server(
         host=host,
@@ -117,7 +118,7 @@ def node(
     from fedsieve.engine.interrupt import Interrupt
 
     logging.getLogger("fedsieve").setLevel(logging.INFO)
-    own = Node(
+    client_node = Node(
         server=server,
         client=client_id,
         data=data,
@@ -126,7 +127,7 @@ def node(
         data_root=None if data_root is None else str(data_root),
     )
     with Interrupt() as interrupt:
-        run(own, lambda: interrupt.is_asked)
+        run(client_node, lambda: interrupt.is_asked)
 
 
 def cert(

@@ -24,10 +24,10 @@ def export(
     from fedsieve.jobs.api import one_thread
 
     with one_thread():
-        found = export_run(run, out, data_root, client)
+        exported = export_run(run, out, data_root, client)
     for name, ours, whole in (
-        ("parameters", found.values, found.whole_values),
-        ("MACs", found.macs, found.whole_macs),
+        ("parameters", exported.values, exported.whole_values),
+        ("MACs", exported.macs, exported.whole_macs),
     ):
         typer.echo(f"{name:<10}  {ours:>13,} of {whole:,}  ({ours / whole:.1%})")
     typer.echo(str(out))

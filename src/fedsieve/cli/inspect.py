@@ -44,27 +44,26 @@ def inspect_path(
     _message(inspect(frame))
 
 
-def _message(found: Inspection) -> None:
+def _message(message: Inspection) -> None:
     console = Console()
     table = Table("part", "bytes", "share", box=None)
-    around = found.header_bytes - found.announced_bytes
+    around = message.header_bytes - message.announced_bytes
     for name, size in (
         ("header and checksum", around),
-        ("announced schema", found.announced_bytes),
-        ("masks", found.mask_bytes),
-        (f"values ({found.compression})", found.value_bytes),
-        ("all", found.total_bytes),
+        ("announced schema", message.announced_bytes),
+        ("masks", message.mask_bytes),
+        (f"values ({message.compression})", message.value_bytes),
+        ("all", message.total_bytes),
     ):
-        table.add_row(name, f"{size:,}", f"{size / found.total_bytes:.1%}")
+        table.add_row(name, f"{size:,}", f"{size / message.total_bytes:.1%}")
     console.print(table)
+    limit, sent = message.limit_bytes, message.total_bytes
     typer.echo(
-        f"limit {found.limit_bytes:,.0f} bytes, {found.total_bytes / found.limit_bytes:.3f} of it"
-        if found.limit_bytes
-        else "nothing to send"
+        f"limit {limit:,.0f} bytes, {sent / limit:.3f} of it" if limit else "nothing to send"
     )
     columns = ("field", "tensor", "size", "sent", "density", "bytes", "bits each", "limit")
     tensors = Table(*columns, box=None)
-    for line in found.lines:
+    for line in message.lines:
         spent, each = line.mask_bytes + line.value_bytes, max(line.sent, 1)
         figures = (
             f"{line.size:,}",

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsieve.core.errors import DataError
+from fedsieve.drawing.matching import as_svg, as_text
 from fedsieve.jobs.inspect import network_accuracies, read_matched
-from fedsieve.matching.picture import as_svg, as_text
 from fedsieve.matching.result import table
 
 

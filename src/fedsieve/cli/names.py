@@ -12,15 +12,15 @@ _ROOT = Path(fedsieve.__file__).parent
 
 def methods() -> dict[str, str]:
     """Every registered method and the first line of its class."""
-    found = {}
+    lines = {}
     for module in _modules("methods"):
         for cls in _classes(module):
             about = (ast.get_docstring(cls) or "").split("\n", 1)[0]
             for decorator in cls.decorator_list:
                 match decorator:
                     case ast.Call(func=ast.Name("register"), args=[ast.Constant(str(name))]):
-                        found[name] = about
-    return dict(sorted(found.items()))
+                        lines[name] = about
+    return dict(sorted(lines.items()))
 
 
 def datasets() -> list[str]:

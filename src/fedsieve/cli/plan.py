@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsieve.cli import settings as s
+from fedsieve.drawing.units import duration, size
 
 if TYPE_CHECKING:
     from fedsieve.jobs.forecast import Direction, Forecast
@@ -35,50 +36,48 @@ def plan(
     with one_thread():
         asked = make(settings)
         job = build(asked)
-        found = forecast(asked, job)
+        prediction = forecast(asked, job)
     if json:
-        typer.echo(msgspec.json.encode(dataclasses.asdict(found)).decode())
+        typer.echo(msgspec.json.encode(dataclasses.asdict(prediction)).decode())
         return
     typer.echo(
         f"{job.config.method} on {job.config.dataset}, {job.config.model}, "
-        f"{job.config.clients} clients, {job.config.cohort} a round, {found.rounds} rounds; "
-        f"from {min(PROBED, found.rounds)} rounds played"
+        f"{job.config.clients} clients, {job.config.cohort} a round, {prediction.rounds} rounds; "
+        f"from {min(PROBED, prediction.rounds)} rounds played"
     )
-    _print(found)
-    if found.rounds > PROBED:
+    _print(prediction)
+    if prediction.rounds > PROBED:
         typer.echo(
             f"Time and memory are those of the first {PROBED} rounds: after a warm-up they may be "
             "more. Bytes in all follow density as it falls over the run."
         )
 
 
-def _print(found: Forecast) -> None:
-    from fedsieve.cli.progress import duration, megabytes
+def _print(prediction: Forecast) -> None:
 
     console = Console()
     table = Table("a round", "true", "4 bytes a value", "limit", "true / limit", box=None)
-    table.add_row("up", *_cells(found.up))
-    table.add_row("down", *_cells(found.down))
+    table.add_row("up", *_cells(prediction.up))
+    table.add_row("down", *_cells(prediction.down))
     console.print(table)
     rows = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    paper = megabytes(found.total_paper_bytes)
-    rows.add_row("in all", f"{megabytes(found.total_bytes)}  (4 bytes a value: {paper})")
-    rows.add_row("density", f"{found.density:.4f}")
-    rows.add_row("MACs in all", f"{found.total_macs:.3g} dense")
+    paper = size(prediction.total_paper_bytes)
+    rows.add_row("in all", f"{size(prediction.total_bytes)}  (4 bytes a value: {paper})")
+    rows.add_row("density", f"{prediction.density:.4f}")
+    rows.add_row("MACs in all", f"{prediction.total_macs:.3g} dense")
     rows.add_row(
         "time",
-        f"{duration(found.total_seconds)}  ({found.round_seconds:.2f} s a round, "
-        f"{found.evaluation_seconds:.2f} s an evaluation)",
+        f"{duration(prediction.total_seconds)}  ({prediction.round_seconds:.2f} s a round, "
+        f"{prediction.evaluation_seconds:.2f} s an evaluation)",
     )
-    rows.add_row("server memory", megabytes(found.server_memory_bytes))
-    rows.add_row("client memory", f"{megabytes(found.client_memory_bytes)} at least, in training")
-    rows.add_row("client keeps", f"{megabytes(found.client_state_bytes)} between rounds")
+    rows.add_row("server memory", size(prediction.server_memory_bytes))
+    rows.add_row("client memory", f"{size(prediction.client_memory_bytes)} at least, in training")
+    rows.add_row("client keeps", f"{size(prediction.client_state_bytes)} between rounds")
     console.print(rows)
 
 
 def _cells(direction: Direction) -> list[str]:
-    from fedsieve.cli.progress import megabytes
 
     ratio = direction.true_bytes / direction.limit_bytes if direction.limit_bytes else 1.0
     figures = (direction.true_bytes, direction.paper_bytes, direction.limit_bytes)
-    return [*map(megabytes, figures), f"{ratio:.3f}"]
+    return [*map(size, figures), f"{ratio:.3f}"]

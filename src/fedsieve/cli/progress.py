@@ -7,12 +7,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsieve.jobs.progress import Lines, Live, Watcher, duration, megabytes, shown
+from fedsieve.drawing.units import duration, size
+from fedsieve.jobs.progress import Watcher
 from fedsieve.metrics.rows import SCORES, Row, Summary, scope
-
-__all__ = [
-    "Lines", "Live", "Rows", "conclude", "duration", "megabytes", "print_summary", "shown",
-]  # fmt: skip
 
 
 class Rows(Watcher):
@@ -46,9 +43,9 @@ def print_summary(summary: Summary, out: Path | None) -> None:
             table.add_row(label, f"{value:.4f}  (best {top:.4f})")
     if summary.seen_accuracy is not None:
         table.add_row("of clients seen", f"{summary.seen_accuracy:.4f}")
-    sent = megabytes(summary.sent_bytes)
-    ways = f"up {megabytes(summary.up_bytes)}, down {megabytes(summary.down_bytes)}"
-    paper = megabytes(summary.paper_bytes)
+    sent = size(summary.sent_bytes)
+    ways = f"up {size(summary.up_bytes)}, down {size(summary.down_bytes)}"
+    paper = size(summary.paper_bytes)
     table.add_row("sent", f"{sent}  ({ways}; at 4 bytes a value: {paper})")
     layers = summary.layer_mean_density
     also = "" if layers is None else f"  (mean over layers {layers:.4f})"

@@ -14,6 +14,7 @@ from rich.table import Table
 from fedsieve.cli import settings as s
 from fedsieve.cli.compare import console
 from fedsieve.core.errors import ConfigError, unknown
+from fedsieve.drawing.units import duration, size
 
 if TYPE_CHECKING:
     from fedsieve.jobs.api import Watcher
@@ -51,8 +52,8 @@ def reproduce(
     fedsieve reproduce em_fashion_mnist --tier small --seeds 3 --workers 2 --write results
     ```
     """
-    from fedsieve.cli.progress import shown
     from fedsieve.jobs.api import Watcher
+    from fedsieve.jobs.progress import shown
     from fedsieve.recipes import results
     from fedsieve.recipes.recipe import find
     from fedsieve.recipes.runner import reproduce as reproduce_recipe
@@ -98,7 +99,6 @@ def _tier(name: str) -> TierName:
 
 
 def _list(data_root: Path | None) -> None:
-    from fedsieve.cli.progress import duration
     from fedsieve.data.sources.registry import catalogue
     from fedsieve.recipes.estimate import MACS_PER_SECOND, STEP_SECONDS, estimate
     from fedsieve.recipes.recipe import registered
@@ -129,7 +129,6 @@ def _list(data_root: Path | None) -> None:
 
 
 def _print_outcome(recipe: Recipe, outcome: Outcome) -> None:
-    from fedsieve.cli.progress import megabytes
 
     has_formulas = any(line.formula for line in outcome.lines)
     extra = ["formula"] if has_formulas else []
@@ -144,7 +143,7 @@ def _print_outcome(recipe: Recipe, outcome: Outcome) -> None:
         before = line.row
     costs = Table("row", "true bytes", "4 bytes a value", "MACs", box=None)
     for label, cost in outcome.costs.items():
-        sent = (megabytes(round(count)) for count in (cost.true_bytes, cost.paper_bytes))
+        sent = (size(round(count)) for count in (cost.true_bytes, cost.paper_bytes))
         costs.add_row(label, *sent, f"{cost.macs_dense:.3g}")
     page = console()
     page.print(

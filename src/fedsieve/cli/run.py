@@ -36,8 +36,9 @@ def run(
     fedsieve run --out runs/long --track tensorboard:boards/long
     ```
     """
-    from fedsieve.cli.progress import Rows, conclude, shown
+    from fedsieve.cli.progress import Rows, conclude
     from fedsieve.jobs import api
+    from fedsieve.jobs.progress import shown
     from fedsieve.jobs.trackers import Several, tracker
 
     view = Rows() if json else api.Watcher() if quiet else shown()

@@ -41,8 +41,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     It gets what was given as its first argument. Flags it has of its own stay its own.
     """
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    flags = {name: _flag(name) for name in SETTINGS if name not in {p.name for p in own}}
+    arguments = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    flags = {name: _flag(name) for name in SETTINGS if name not in {p.name for p in arguments}}
 
     def call(config: Path | None, set_: list[str] | None, **values: Any) -> None:
         given = {name: values.pop(name) for name in flags}
@@ -53,7 +53,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for n, kind in kinds.items()
     ]
-    parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in arguments]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     call.__name__, call.__doc__ = command.__name__, command.__doc__
@@ -70,17 +70,17 @@ class Command(TyperCommand):
 
 def _spelled_out(args: list[str], known: dict[str, Any]) -> list[str]:
     """Arguments with `--target-density 0.2` written as `--set target_density=0.2`."""
-    found, rest = list[str](), list(args)
+    spelled, rest = list[str](), list(args)
     while rest:
         word = rest.pop(0)
         flag, is_whole, value = word.partition("=")
         if word == "--":
-            return [*found, word, *rest]
+            return [*spelled, word, *rest]
         if flag in known or flag == "--help" or not flag.startswith("--"):
-            found.append(word)
+            spelled.append(word)
             takes_value = not is_whole and not getattr(known.get(flag), "is_flag", True)
             if takes_value and flag.startswith("-") and rest:
-                found.append(rest.pop(0))
+                spelled.append(rest.pop(0))
             continue
         name = flag[2:].replace("-", "_")
         flags = {f[2:].replace("-", "_"): f for f in known if f.startswith("--")}
@@ -91,8 +91,8 @@ def _spelled_out(args: list[str], known: dict[str, Any]) -> list[str]:
         elif not is_whole:
             value = "false" if name.startswith("no_") else "true"
             name = name.removeprefix("no_")
-        found += ["--set", f"{name}={value}"]
-    return found
+        spelled += ["--set", f"{name}={value}"]
+    return spelled
 
 
 def _flag(name: str) -> Any:
@@ -132,7 +132,7 @@ def _collected(config: Path | None, set_: list[str] | None, given: Given) -> Giv
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found or not name:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
         raise ConfigError(f"--set {text!r}: write it as KEY=VALUE.")
     return name.strip(), value.strip()

@@ -10,6 +10,7 @@ import typer
 
 from fedsieve.cli import settings as s
 from fedsieve.cli.compare import console, narrow, number, plain, score
+from fedsieve.drawing.units import duration
 from fedsieve.metrics.rows import SCORES, scope
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ def run_sweep(
 
 def teller(names: Sequence[str]) -> OnDone:
     """One line for every job that ends, with its values of `names`."""
-    from fedsieve.cli.progress import duration
 
     def tell(done: Done, progress: Progress) -> None:
         values = done.settings | done.settings["options"]
@@ -88,14 +88,14 @@ def _table(points: list[Point]) -> None:
     names = list(points[0].values) if points else []
     table = narrow(*names, *map(scope, SCORES), "MB", "density", "n")
     for point in points:
-        found = [job.record for job in point.jobs if job.record is not None]
-        ends = [record.summary for record in found]
+        records = [job.record for job in point.jobs if job.record is not None]
+        ends = [record.summary for record in records]
         table.add_row(
             *map(plain, point.values.values()),
             *(score(figure(getattr(end, name) for end in ends)) for name in SCORES),
             number(figure(end.sent_bytes / 1e6 for end in ends)),
             score(figure(end.density for end in ends)),
-            f"{len(found)}/{len(point.jobs)}",
+            f"{len(records)}/{len(point.jobs)}",
         )
     console().print(table)
     for point in points:

@@ -74,7 +74,7 @@ def run_tune(
 
     ranges = read_space(space or [])
     try:
-        found = tune(
+        results = tune(
             settings,
             ranges,
             root,
@@ -92,18 +92,18 @@ def run_tune(
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
     if json:
-        for tuned in found:
+        for tuned in results:
             typer.echo(msgspec.json.encode(tuned.tuning).decode())
         return
-    _table(found)
+    _table(results)
 
 
-def _table(found: list[Tuned]) -> None:
+def _table(results: list[Tuned]) -> None:
     from fedsieve.jobs.library import TUNING_FILE
     from fedsieve.report.budget import figure
 
     table = narrow("method", "trials", "diverged", "validation", "test", "best setting")
-    for tuning, records in found:
+    for tuning, records in results:
         field = tuning.metric.removeprefix("best_")
         tested = figure(getattr(r.summary, field) for r in records) if tuning.final else None
         table.add_row(
@@ -115,6 +115,6 @@ def _table(found: list[Tuned]) -> None:
             plain(" ".join(f"{n}={v}" for n, v in tuning.best.items())),
         )
     console().print(table)
-    for _, records in found:
+    for _, records in results:
         for record in records:
             typer.echo(str(record.path / TUNING_FILE))

@@ -32,17 +32,17 @@ def verify_run(
     """
     from fedsieve.engine.verify import verify
 
-    found = verify(run)
+    verdict = verify(run)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        typer.echo(msgspec.json.format(msgspec.json.encode(verdict), indent=2).decode())
     else:
-        _show(found, show_all=show_all)
-    raise typer.Exit(0 if found.is_whole else 2)
+        _show(verdict, show_all=show_all)
+    raise typer.Exit(0 if verdict.is_whole else 2)
 
 
-def _show(found: Verdict, *, show_all: bool) -> None:
+def _show(verdict: Verdict, *, show_all: bool) -> None:
     console = Console()
-    shown = [file for file in found.files if show_all or file.state != "whole"]
+    shown = [file for file in verdict.files if show_all or file.state != "whole"]
     if shown:
         table = Table(Column("file", overflow="fold"), "bytes", "", "why", box=None)
         for file in shown:
@@ -50,18 +50,18 @@ def _show(found: Verdict, *, show_all: bool) -> None:
             state = f"[{_STYLE[file.state]}]{file.state}[/]"
             table.add_row(file.name, size, state, file.why)
         console.print(table)
-    for check in found.checkpoints:
+    for check in verdict.checkpoints:
         typer.echo(f"checkpoint of round {check.round}: {check.state}")
-    count = sum(file.state == "whole" for file in found.files)
-    typer.echo(f"{count} of {len(found.files)} files whole; {_outlook(found)}")
+    count = sum(file.state == "whole" for file in verdict.files)
+    typer.echo(f"{count} of {len(verdict.files)} files whole; {_outlook(verdict)}")
 
 
-def _outlook(found: Verdict) -> str:
-    if found.resumes_from is None:
+def _outlook(verdict: Verdict) -> str:
+    if verdict.resumes_from is None:
         return "the run cannot go on from here."
-    again = f"fedsieve run --resume --out {found.run}"
-    if found.is_whole and found.is_finished:
+    again = f"fedsieve run --resume --out {verdict.run}"
+    if verdict.is_whole and verdict.is_finished:
         return "the result is as it was written."
-    if not found.resumes_from:
+    if not verdict.resumes_from:
         return f"`{again}` starts from the beginning."
-    return f"`{again}` goes on after round {found.resumes_from}."
+    return f"`{again}` goes on after round {verdict.resumes_from}."

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fedsieve.core.errors import DataError
+from fedsieve.drawing.units import duration, size
 from fedsieve.metrics.rows import COLUMNS, SCORES, Row, last, scope
 
 if TYPE_CHECKING:
@@ -62,8 +63,6 @@ def watch(
 
 def picture(seen: Seen, folder: Path, width: int, waited: float = 0.0) -> str:
     """All that is known of a run, in a few lines no wider than `width`."""
-    from fedsieve.cli.progress import duration
-
     rows = seen.rows
     parts = [title(seen, folder), standing(seen)]
     if seen.note:
@@ -88,8 +87,6 @@ def title(seen: Seen, folder: Path) -> str:
 
 def standing(seen: Seen) -> str:
     """How far a run is, what it has sent and how long it will take."""
-    from fedsieve.cli.progress import duration
-
     rows = seen.rows
     of = "" if seen.total is None else f"/{seen.total}"
     parts = [f"round {seen.done}{of}", _sent(rows)]
@@ -104,11 +101,9 @@ def standing(seen: Seen) -> str:
 
 def line(seen: Seen) -> str:
     """A run's newest round in one line."""
-    from fedsieve.cli.progress import duration
-
     rows = seen.rows
-    found = {scope(name): last(rows, name) for name in SCORES}
-    scores = [f"{label} {value:.4f}" for label, value in found.items() if value is not None]
+    latest = {scope(name): last(rows, name) for name in SCORES}
+    scores = [f"{label} {value:.4f}" for label, value in latest.items() if value is not None]
     of = "" if seen.total is None else f"/{seen.total}"
     parts = [f"round {seen.done}{of}", *scores, _sent(rows), f"density {rows[-1].density:.3f}"]
     parts += _figures(seen)
@@ -118,14 +113,12 @@ def line(seen: Seen) -> str:
 
 
 def _sent(rows: list[Row]) -> str:
-    from fedsieve.cli.progress import megabytes
 
     up, down = sum(row.up_bytes for row in rows), sum(row.down_bytes for row in rows)
-    return f"up {megabytes(up)} down {megabytes(down)}"
+    return f"up {size(up)} down {size(down)}"
 
 
 def _figures(seen: Seen) -> list[str]:
-    from fedsieve.cli.progress import duration
 
     failed = sum(row.failed for row in seen.rows)
     pace = f"{duration(seen.seconds_per_round or 0.0)} a round"

@@ -18,8 +18,8 @@ from fedsieve.deploy.envelope import (
     Answer,
     Call,
     Hello,
-    Here,
-    Notice,
+    Ready,
+    Refused,
     Result,
     UnknownJob,
     Work,
@@ -30,19 +30,15 @@ from fedsieve.deploy.envelope import (
 )
 from fedsieve.deploy.open_calls import RETURN_SECONDS, LostError, OpenCalls, Transport
 from fedsieve.deploy.signature import Private, Public
+from fedsieve.engine.request_encoding import RESPONSES, Encoded, Kinds, PackedOnce, encode
 from fedsieve.engine.requests import (
-    RESPONSES,
-    Encoded,
     Evaluate,
     Failure,
-    Kinds,
     Observe,
-    PackedOnce,
     Request,
     Response,
     Train,
     check_answer,
-    encode,
     for_node,
     who,
 )
@@ -56,8 +52,8 @@ _HELLO_SECONDS = 3600.0  # a greeting is valid while a node loads its data
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
-    """A job as the server runs it on nodes: description, limits and keys."""
+class RemoteJob:
+    """A job as it runs on nodes: description, limits and keys."""
 
     job: str
     session: int
@@ -73,7 +69,7 @@ class Terms:
 class Remote:
     """An executor whose clients are nodes on other machines."""
 
-    def __init__(self, transport: Transport, terms: Terms) -> None:
+    def __init__(self, transport: Transport, terms: RemoteJob) -> None:
         self._transport, self._terms = transport, terms
         self._node: dict[int, int] = {}  # by client
         self._greeted: dict[str, int] = {}  # nodes that owe an answer to a greeting, by message
@@ -171,7 +167,7 @@ class Remote:
                 continue
             self.envelope_bytes["up"] += len(answered)
             answer = error or self._opened(node, answered, mark(envelope))
-            if isinstance(answer, Answer) and isinstance(answer.result, Here):
+            if isinstance(answer, Answer) and isinstance(answer.result, Ready):
                 self._node[answer.client] = node
             else:
                 self._refused[node] = time.monotonic()
@@ -183,7 +179,7 @@ class Remote:
     def _tell(self, node: int, why: str) -> None:
         """Let a node's operator know why it is not taken."""
         try:
-            self._transport.push({node: self._sealed(Notice(why))}, _AGAIN_SECONDS)
+            self._transport.push({node: self._sealed(Refused(why))}, _AGAIN_SECONDS)
         except LostError:
             log.debug("node %d was not told", node)
 

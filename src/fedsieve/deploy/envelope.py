@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from fedsieve.core.errors import WireError
 from fedsieve.deploy.signature import Private, Public
-from fedsieve.engine.requests import Encoded
+from fedsieve.engine.request_encoding import Encoded
 
 
 class Hello(Struct, tag="hello", array_like=True, frozen=True):
@@ -25,13 +25,13 @@ class Hello(Struct, tag="hello", array_like=True, frozen=True):
     form: tuple[str, str, tuple[int, ...], int]  # kind, layout, input shape, outputs
 
 
-class Notice(Struct, tag="notice", array_like=True, frozen=True):
+class Refused(Struct, tag="notice", array_like=True, frozen=True):
     """Why a node is not accepted, for its operator."""
 
     text: str
 
 
-Work: TypeAlias = Hello | Notice | Encoded  # a request
+Work: TypeAlias = Hello | Refused | Encoded  # a request
 
 
 class Call(Struct, array_like=True, frozen=True):
@@ -44,7 +44,7 @@ class Call(Struct, array_like=True, frozen=True):
     work: Work
 
 
-class Here(Struct, tag="here", array_like=True, frozen=True):
+class Ready(Struct, tag="here", array_like=True, frozen=True):
     """The node is ready."""
 
 
@@ -52,7 +52,7 @@ class UnknownJob(Struct, tag="unknown", array_like=True, frozen=True):
     """The node does not know the job: greet it again."""
 
 
-Result: TypeAlias = Here | UnknownJob | Encoded  # a response
+Result: TypeAlias = Ready | UnknownJob | Encoded  # a response
 
 
 class Answer(Struct, array_like=True, frozen=True):

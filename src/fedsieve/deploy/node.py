@@ -27,7 +27,7 @@ from fedsieve.deploy.server import LOOPBACK
 from fedsieve.deploy.signature import Private, fresh_key, read_private, read_public
 from fedsieve.jobs.api import one_thread
 from fedsieve.jobs.config import make
-from fedsieve.jobs.engine import client_wire
+from fedsieve.jobs.execution import client_wire
 from fedsieve.jobs.job import build
 
 log = logging.getLogger("fedsieve")

@@ -28,8 +28,8 @@ from fedsieve.deploy.envelope import (
     Answer,
     Call,
     Hello,
-    Here,
-    Notice,
+    Ready,
+    Refused,
     UnknownJob,
     mark,
     seal,
@@ -39,18 +39,16 @@ from fedsieve.deploy.signature import Private, Public
 from fedsieve.engine import disk
 from fedsieve.engine.client import ClientRuntime, Wire
 from fedsieve.engine.mask_cache import MaskTable, Packed, remember, subset
+from fedsieve.engine.request_encoding import REQUESTS, Kinds, encode
 from fedsieve.engine.requests import (
-    REQUESTS,
     EvaluateOwn,
     Failure,
-    Kinds,
     Observe,
     Observed,
     Reply,
     Request,
     Response,
     Train,
-    encode,
 )
 from fedsieve.engine.store import ClientStore, Receipt, Stores, open_stores
 
@@ -135,23 +133,23 @@ class NodeServer:
         except Exception as error:
             log.exception("a call failed")  # the owner's function for data, or a full disk
             result = Failure(self._client, f"{type(error).__name__}: {error}")
-        sent = result if isinstance(result, Here | UnknownJob) else encode(result)
+        sent = result if isinstance(result, Ready | UnknownJob) else encode(result)
         answer = seal(Answer(call_mark, self._client, sent), self._key)
         is_kept = isinstance(result, Reply | Observed) and len(answer) < _KEPT_BYTES
         self._last = (call_mark, answer) if is_kept else (b"", b"")
         return answer
 
-    def _result(self, call: Call) -> Here | UnknownJob | Response:
+    def _result(self, call: Call) -> Ready | UnknownJob | Response:
         if not re.fullmatch("[0-9a-f]{32}", call.job):
             raise WireError(f"job {call.job[:40]!r} is not 32 hexadecimal digits.")
         folder = self._folder / "jobs" / call.job
         if isinstance(call.work, Hello):
             self._greet(call.job, call.work, folder)
             log.info("asked to take part in job %s", call.job)
-            return Here()
-        if isinstance(call.work, Notice):
+            return Ready()
+        if isinstance(call.work, Refused):
             log.warning("the server does not take this node: %s", call.work.text)
-            return Here()
+            return Ready()
         if call.client != self._client:
             raise WireError(f"the call is for client {call.client}, this is {self._client}.")
         if not (folder / "config.toml").exists():

@@ -3,9 +3,7 @@
 import ctypes
 import logging
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,23 +16,6 @@ log = logging.getLogger("fedsieve")
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 _PR_SET_PDEATHSIG = 1
 IN_MEMORY = ":flwr-in-memory:"
-
-
-def superlink_command(port: int, folder: Path, certs: Path | None) -> list[str]:
-    """A SuperLink that stands alone, on loopback, with its state below `folder`."""
-    tls = ["--insecure"]
-    if certs is not None:
-        tls = ["--ssl-ca-certfile", str(certs / "ca.crt"), "--ssl-certfile"]
-        tls += [str(certs / "server.crt"), "--ssl-keyfile", str(certs / "server.key")]
-        tls += ["--enable-supernode-auth"]
-    return [
-        *_program("flower-superlink"),
-        *tls,
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *("--isolation", "process", "--disable-runtime-dependency-installation"),
-        *("--database", str(folder / "superlink.db")),
-        *("--superexec-auth-secret-file", str(folder / "secret")),
-    ]
 
 
 def own_superlink_command(socket_path: Path, database: str, *, is_trial: bool) -> list[str]:
@@ -107,18 +88,6 @@ class Children:
                 self.restarts += 1
 
 
-def free_port() -> int:
-    """A port that nobody uses now, below those from which systems take outgoing connections."""
-    while True:
-        port = 10_000 + secrets.randbelow(20_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-
-
 def off_proxy() -> dict[str, str]:
     """Variables with which programs of this machine reach each other where a proxy is set."""
     known = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
@@ -157,8 +126,3 @@ def _leash() -> Callable[[], None] | None:
 def _module(name: str) -> list[str]:
     """A program of this package; -P: whatever lies in the current folder."""
     return [sys.executable, "-P", "-m", f"fedsieve.deploy.{name}"]
-
-
-def _program(name: str) -> list[str]:
-    """A program of this Python's environment, whatever PATH says."""
-    return [sys.executable, str(Path(sys.executable).parent / name)]

@@ -28,7 +28,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.options import in_range
 from fedsieve.deploy import MAX_MESSAGE_MB, proxy, traffic
-from fedsieve.deploy.dispatch import Remote, Terms
+from fedsieve.deploy.dispatch import Remote, RemoteJob
 from fedsieve.deploy.envelope import Hello
 from fedsieve.deploy.flower.server import SuperLink
 from fedsieve.deploy.flower.transport import GridTransport
@@ -46,7 +46,7 @@ from fedsieve.engine.store import Receipt, Stores, open_stores
 from fedsieve.jobs import api
 from fedsieve.jobs.api import one_thread, settings_of
 from fedsieve.jobs.config import make, to_toml
-from fedsieve.jobs.engine import Engine
+from fedsieve.jobs.execution import Engine
 from fedsieve.jobs.job import Job, build
 from fedsieve.jobs.progress import Watcher
 from fedsieve.jobs.result import Result
@@ -136,9 +136,9 @@ def deploy(
 
         @contextmanager
         def nodes(job: Job, states: Path) -> Iterator[Engine]:
-            with _connected(server, job, keys, out / "deploy") as remote:
+            with _connected(server, job, keys, out / "deploy") as (remote, superlink):
                 yield Engine(receipts(states), remote)
-                traffic.report(out, remote, remote.superlink)
+                traffic.report(out, remote, superlink)
 
         return api.play(
             job,
@@ -166,13 +166,14 @@ def hello_of(job: Job) -> Hello:
 @contextmanager
 def _connected(
     server: Server, job: Job, keys: dict[int, Public] | None, folder: Path
-) -> Iterator["Connected"]:
+) -> Iterator[tuple[Remote, SuperLink]]:
+    """The executor on nodes, and the SuperLink that it goes through."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tcp.json").unlink(missing_ok=True)  # of the server before
     with Children() as children:
         superlink = _superlink(server, _storage(job, folder), folder, children)
         superlink.keys = list((keys or {}).values())
-        terms = Terms(
+        remote_job = RemoteJob(
             job=_once(folder / "job", lambda: secrets.token_hex(16)),
             session=_next_session(folder / "session"),
             hello=hello_of(job),
@@ -182,20 +183,12 @@ def _connected(
             key=None if server.certs is None else read_private(server.certs / "sign"),
             nodes=keys,
         )
-        remote = Connected(GridTransport(superlink.connect, _wake(folder)), terms, superlink)
+        remote = Remote(GridTransport(superlink.connect, _wake(folder)), remote_job)
         _wait_for_nodes(remote, server, job.federation.num_clients)
         try:
-            yield remote
+            yield remote, superlink
         finally:
             superlink.close()
-
-
-class Connected(Remote):
-    """A remote executor with the SuperLink it goes through."""
-
-    def __init__(self, transport: GridTransport, terms: Terms, superlink: SuperLink) -> None:
-        super().__init__(transport, terms)
-        self.superlink = superlink
 
 
 def _storage(job: Job, folder: Path) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from fedsieve.core.errors import ResumeError
 from fedsieve.engine import manifest
 from fedsieve.engine.broadcast import ClientCache
-from fedsieve.engine.manifest import Fault, Mark, fault_of, is_proved
+from fedsieve.engine.manifest import Checksum, Fault, fault_of, has_valid_hash
 from fedsieve.engine.mask_cache import Packed
 from fedsieve.engine.rounds import Checkpoint
 
@@ -81,12 +81,12 @@ class CheckpointFolder:
         return self.folder / self.name
 
     @property
-    def is_provable(self) -> bool:
+    def has_manifest(self) -> bool:
         """Whether it has a manifest; those of older versions have none."""
         return (self.path / manifest.NAME).exists()
 
-    def marks(self) -> dict[str, Mark]:
-        """Marks of all files that it needs, by name.
+    def checksums(self) -> dict[str, Checksum]:
+        """Checksums of all files that it needs, by name.
 
         Raises:
             ResumeError: its manifest is missing or not whole.
@@ -101,24 +101,24 @@ class CheckpointFolder:
     def faults(self) -> Iterator[Fault]:
         """Files without which it is no use, and which are not as they were written."""
         try:
-            marks = self.marks()
+            checksums = self.checksums()
         except ResumeError as error:
             yield Fault(*str(error).split(" ", 1))
             return
-        for name, mark in marks.items():
+        for name, checksum in checksums.items():
             is_record = name.startswith(tuple(f"{r}/" for r in RECORDS))
-            if not is_record and (fault := self.fault(name, mark)):
+            if not is_record and (fault := self.fault(name, checksum)):
                 yield fault
 
-    def fault(self, name: str, mark: Mark) -> Fault | None:
+    def fault(self, name: str, checksum: Checksum) -> Fault | None:
         """What is wrong with one of its files, if anything."""
-        return fault_of(self.folder, name, mark, grows=name in LINES)
+        return fault_of(self.folder, name, checksum, grows=name in LINES)
 
     def check(self, *names: str) -> None:
         """Raise ResumeError if one of these files is not as it was written; unproved ones pass."""
-        marks = self.marks() if self.is_provable else {}
+        checksums = self.checksums() if self.has_manifest else {}
         for name in names:
-            if name in marks and (fault := self.fault(name, marks[name])):
+            if name in checksums and (fault := self.fault(name, checksums[name])):
                 raise ResumeError(f"{self.folder}: {fault}. {manifest.ADVICE}")
 
     def saved(self) -> Saved:
@@ -132,13 +132,13 @@ class CheckpointFolder:
 def is_old(folder: Path) -> bool:
     """Whether a run was begun by a version that proved nothing."""
     try:
-        if is_proved((folder / "config.toml").read_bytes()) is not None:
+        if has_valid_hash((folder / "config.toml").read_bytes()) is not None:
             return False
     except FileNotFoundError:
         return False
     checkpoints = checkpoints_of(folder)
     if checkpoints:
-        return not any(checkpoint.is_provable for checkpoint in checkpoints)
+        return not any(checkpoint.has_manifest for checkpoint in checkpoints)
     return not (folder / "checkpoints").exists()  # the first thing that is made
 
 

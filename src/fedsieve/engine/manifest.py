@@ -18,11 +18,11 @@ from fedsieve.core.errors import DataError
 
 NAME = "manifest"
 _TITLE = "fedsieve manifest 1"
-_PROOF = "# fedsieve wrote this file for one run; xxh3-128 of what stands above: "
+_HASH_LINE = "# fedsieve wrote this file for one run; xxh3-128 of what stands above: "
 _BLOCK = 1 << 20
 
 
-class Mark(NamedTuple):
+class Checksum(NamedTuple):
     """Length and hash of a file, or of its beginning."""
 
     size: int
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 
 class Hasher:
-    """The mark of a file that grows, kept up as it does."""
+    """The checksum of a file that grows, kept up as it does."""
 
     def __init__(self) -> None:
         self._hash, self._size = xxhash.xxh3_128(), 0
@@ -40,8 +40,8 @@ class Hasher:
         self._size += len(data)
 
     @property
-    def mark(self) -> Mark:
-        return Mark(self._size, self._hash.hexdigest())
+    def checksum(self) -> Checksum:
+        return Checksum(self._size, self._hash.hexdigest())
 
 
 class Fault(NamedTuple):
@@ -54,8 +54,8 @@ class Fault(NamedTuple):
         return f"{self.file} {self.why}"
 
 
-def mark_of(data: bytes) -> Mark:
-    return Mark(len(data), xxhash.xxh3_128_hexdigest(data))
+def checksum_of(data: bytes) -> Checksum:
+    return Checksum(len(data), xxhash.xxh3_128_hexdigest(data))
 
 
 def hashed(path: Path, size: int | None = None) -> Hasher:
@@ -68,31 +68,31 @@ def hashed(path: Path, size: int | None = None) -> Hasher:
     return hasher
 
 
-def fault_of(folder: Path, name: str, mark: Mark, *, grows: bool = False) -> Fault | None:
-    """What is wrong with a file, if anything; one that `grows` may be longer than its mark."""
+def fault_of(folder: Path, name: str, checksum: Checksum, *, grows: bool = False) -> Fault | None:
+    """What is wrong with a file, if anything; one that `grows` may be longer than its checksum."""
     path = folder / name
     try:
         size = path.stat().st_size
-        if size < mark.size or (size > mark.size and not grows):
-            return Fault(name, f"has {size} bytes, {mark.size} were written")
-        if hashed(path, mark.size).mark != mark:
+        if size < checksum.size or (size > checksum.size and not grows):
+            return Fault(name, f"has {size} bytes, {checksum.size} were written")
+        if hashed(path, checksum.size).checksum != checksum:
             return Fault(name, "is damaged: its bytes are not those that were written")
     except FileNotFoundError:
-        return Fault(name, "is missing") if mark.size or not grows else None
+        return Fault(name, "is missing") if checksum.size or not grows else None
     except OSError as error:
         return Fault(name, f"cannot be read ({error.strerror})")
     return None
 
 
-def pack(marks: Mapping[str, Mark]) -> bytes:
+def pack(checksums: Mapping[str, Checksum]) -> bytes:
     """A manifest as bytes."""
-    lines = [_TITLE, *(f"{m.hash} {m.size} {name}" for name, m in marks.items()), ""]
+    lines = [_TITLE, *(f"{m.hash} {m.size} {name}" for name, m in checksums.items()), ""]
     text = "\n".join(lines).encode()
     return text + xxhash.xxh3_128_hexdigest(text).encode() + b"\n"
 
 
-def read(path: Path) -> dict[str, Mark]:
-    """The marks in a manifest.
+def read(path: Path) -> dict[str, Checksum]:
+    """The checksums in a manifest.
 
     Raises:
         ValueError: it is not whole.
@@ -101,42 +101,42 @@ def read(path: Path) -> dict[str, Mark]:
     return unpack(path.read_bytes())
 
 
-def unpack(data: bytes) -> dict[str, Mark]:
-    """The marks in a manifest; ValueError if it is not whole."""
-    text, proof = data[:-33], data[-33:]
-    if proof != xxhash.xxh3_128_hexdigest(text).encode() + b"\n":
+def unpack(data: bytes) -> dict[str, Checksum]:
+    """The checksums in a manifest; ValueError if it is not whole."""
+    text, digest = data[:-33], data[-33:]
+    if digest != xxhash.xxh3_128_hexdigest(text).encode() + b"\n":
         raise ValueError("is damaged: it does not end in its own hash")
     title, *lines = text.decode().splitlines()
     if title != _TITLE:
         raise ValueError(f"begins with {title!r}, not with {_TITLE!r}")
     rows = [line.split(" ", 2) for line in lines]
-    return {name: Mark(int(size), mark) for mark, size, name in rows}
+    return {name: Checksum(int(size), checksum) for checksum, size, name in rows}
 
 
-def proved(text: str) -> bytes:
-    """A configuration with its proof."""
-    return f"{text}{_PROOF}{xxhash.xxh3_128_hexdigest(text.encode())}\n".encode()
+def with_hash(text: str) -> bytes:
+    """A configuration with the hash of what stands above."""
+    return f"{text}{_HASH_LINE}{xxhash.xxh3_128_hexdigest(text.encode())}\n".encode()
 
 
-def is_proved(data: bytes) -> bool | None:
-    """Whether a configuration is as it was written; None where it has no proof at all."""
-    text, separator, proof = data.rpartition(_PROOF.encode())
+def has_valid_hash(data: bytes) -> bool | None:
+    """Whether a configuration is as it was written; None where it has no hash."""
+    text, separator, digest = data.rpartition(_HASH_LINE.encode())
     if not separator:
         return None
-    return proof == xxhash.xxh3_128_hexdigest(text).encode() + b"\n"
+    return digest == xxhash.xxh3_128_hexdigest(text).encode() + b"\n"
 
 
 def check_finished(folder: Path, names: tuple[str, ...]) -> None:
     """Raise DataError if files of a finished run are not as its manifest says, if it has one."""
     try:
-        marks = read(folder / NAME)
+        checksums = read(folder / NAME)
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
         raise DataError(f"{folder}: {NAME} {error}. {ADVICE}") from error
     for name in names:
-        for file in [n for n in marks if n == name or n.startswith(f"{name}/")]:
-            if fault := fault_of(folder, file, marks[file]):
+        for file in [n for n in checksums if n == name or n.startswith(f"{name}/")]:
+            if fault := fault_of(folder, file, checksums[file]):
                 raise DataError(f"{folder}: {fault}. {ADVICE}")
 
 

@@ -56,11 +56,14 @@ def round_metrics(
     up, down = total(messages, "up"), total(messages, "down")
     macs = [a.reply.macs for a in accepted]
     shares = _mean_shares(models)
-    personal = [mine for mine in scores.shares.values() if mine]
+    personal = [shares_of_client for shares_of_client in scores.shares.values() if shares_of_client]
     is_global = scores.global_accuracy is not None
     layers = shares if is_global or not personal else _mean_shares(personal)
     densities = [layer.density for layer in layers.values()]
-    is_scored, own = bool(scores.client_accuracy), [_overall(mine) for mine in personal]
+    is_scored, densities_of_clients = (
+        bool(scores.client_accuracy),
+        [_overall(shares_of_client) for shares_of_client in personal],
+    )
     row = Row(
         round=number,
         seconds=seconds,
@@ -81,7 +84,7 @@ def round_metrics(
         global_accuracy=scores.global_accuracy,
         local_accuracy=scores.local_accuracy,
         seen_accuracy=scores.seen_accuracy,
-        local_density=fmean(own) if own else None,
+        local_density=fmean(densities_of_clients) if densities_of_clients else None,
         layer_mean_density=fmean(densities) if is_scored and densities else None,
         loss=scores.loss,
         deployed_values=scores.deployed.values if scores.deployed else None,
@@ -95,7 +98,7 @@ def round_metrics(
         round=number,
         client_accuracy=[x if math.isfinite(x) else None for x in scores.client_accuracy],
         layer_density={name: x.density for name, x in layers.items()},
-        client_density=own,
+        client_density=densities_of_clients,
     )
 
 
@@ -116,5 +119,5 @@ def _overall(shares: Shares) -> float:
 def _means(values: list[dict[str, float]]) -> dict[str, float]:
     """Means over those that report a finite value: JSON has no other."""
     names = dict.fromkeys(name for one in values for name in one)
-    found = {n: [v[n] for v in values if n in v and math.isfinite(v[n])] for n in names}
-    return {name: sum(numbers) / len(numbers) for name, numbers in found.items() if numbers}
+    numbers_of = {n: [v[n] for v in values if n in v and math.isfinite(v[n])] for n in names}
+    return {name: sum(numbers) / len(numbers) for name, numbers in numbers_of.items() if numbers}

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedsieve.core.errors import ResumeError
 from fedsieve.engine import disk, manifest
 from fedsieve.engine.checkpoint import LINES, POSITION, SERVER, CheckpointFolder
-from fedsieve.engine.manifest import Mark, hashed, mark_of
+from fedsieve.engine.manifest import Checksum, checksum_of, hashed
 from fedsieve.engine.records import complete_lines
 from fedsieve.engine.store import state_path
 
@@ -18,19 +18,19 @@ def adopt(run: Path, checkpoints: Sequence[CheckpointFolder], rounds: int) -> No
         if checkpoint.done > rounds:
             disk.remove(checkpoint.path)  # its rows were lost, as in a power cut
             continue
-        saved, marks = checkpoint.saved(), dict[str, Mark]()
+        saved, checksums = checkpoint.saved(), dict[str, Checksum]()
         for name in LINES:
             kept = [x for x in complete_lines(run / name) if _round(x) <= saved.done]
-            marks[name] = mark_of(b"".join(kept))
+            checksums[name] = checksum_of(b"".join(kept))
         files = [f"{checkpoint.name}/{SERVER}", f"{checkpoint.name}/{POSITION}"]
         for store in saved.versions:
             place = Path("clients") / store
             files += [str(state_path(place, c, v)) for c, v in saved.of(store).items()]
         try:
-            marks |= {name: hashed(run / name).mark for name in files}
+            checksums |= {name: hashed(run / name).checksum for name in files}
         except OSError as error:
             raise ResumeError(f"{error.filename}: {error.strerror}. Start again.") from error
-        disk.write(checkpoint.path / manifest.NAME, manifest.pack(marks))
+        disk.write(checkpoint.path / manifest.NAME, manifest.pack(checksums))
         return
 
 

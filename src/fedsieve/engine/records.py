@@ -11,7 +11,7 @@ from fedsieve.core.errors import ResumeError
 from fedsieve.core.message import Mask, Params
 from fedsieve.engine import disk
 from fedsieve.engine.checkpoint import LINES, RECORDS
-from fedsieve.engine.manifest import Hasher, Mark, fault_of, hashed, mark_of
+from fedsieve.engine.manifest import Checksum, Hasher, checksum_of, fault_of, hashed
 from fedsieve.engine.rounds import RoundResult
 from fedsieve.metrics.rows import Row, read_row
 
@@ -25,8 +25,8 @@ class Records:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._lines = {name: Hasher() for name in LINES}
-        self.lines = self._line_marks()  # marks of the files of lines, up to the last whole round
-        self.files: dict[str, Mark] = {}  # of the others
+        self.lines = self._line_checksums()  # up to the last whole round
+        self.files: dict[str, Checksum] = {}  # of the others
 
     def append(self, played: RoundResult) -> None:
         """Add a round; its row is written last."""
@@ -36,7 +36,7 @@ class Records:
         self._add("messages.jsonl", played.messages)
         self._add("evaluations.jsonl", [played.evaluation] if played.evaluation else [])
         self._add("rounds.jsonl", [played.row])
-        self.lines = self._line_marks()
+        self.lines = self._line_checksums()
 
     def keep_support(self, number: int, gates: Mask | Params) -> None:
         """Keep where the global model is not 0, or its gates in steps of 1/255.
@@ -71,31 +71,31 @@ class Records:
 
     def cut(self) -> None:
         """Cut off the lines of a round that could not be written whole."""
-        for name, mark in self.lines.items():
+        for name, checksum in self.lines.items():
             if (self._run / name).exists():
-                disk.cut(self._run / name, mark.size)
+                disk.cut(self._run / name, checksum.size)
 
-    def go_back(self, marks: dict[str, Mark], done: int) -> None:
+    def go_back(self, checksums: dict[str, Checksum], done: int) -> None:
         """Cut off what was written after round `done`, and remove files that are damaged."""
         for name in LINES:
-            size = marks[name].size if marks else 0
+            size = checksums[name].size if checksums else 0
             disk.cut(self._run / name, size)
             self._lines[name] = hashed(self._run / name)
-        self.lines = self._line_marks()
+        self.lines = self._line_checksums()
         for path in kept_supports(self._run):
             if int(path.stem) > done:
                 self._drop(path)
-        for name, mark in marks.items():
+        for name, checksum in checksums.items():
             if name.split("/")[0] not in RECORDS or not (self._run / name).exists():
                 continue
-            if fault := fault_of(self._run, name, mark):
+            if fault := fault_of(self._run, name, checksum):
                 log.warning("%s: %s, it is removed.", self._run, fault)
                 disk.remove(self._run / name)
             else:
-                self.files[name] = mark
+                self.files[name] = checksum
 
-    def _line_marks(self) -> dict[str, Mark]:
-        return {name: lines.mark for name, lines in self._lines.items()}
+    def _line_checksums(self) -> dict[str, Checksum]:
+        return {name: lines.checksum for name, lines in self._lines.items()}
 
     def _add(self, name: str, lines: Iterable[msgspec.Struct]) -> None:
         data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
@@ -104,7 +104,7 @@ class Records:
 
     def _write(self, name: str, data: bytes) -> None:
         disk.write(self._run / name, data)
-        self.files[name] = mark_of(data)
+        self.files[name] = checksum_of(data)
 
     def _drop(self, path: Path) -> None:
         disk.remove(path)

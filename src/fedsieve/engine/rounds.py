@@ -25,7 +25,6 @@ from fedsieve.engine.broadcast import (
 from fedsieve.engine.evaluate import Scores, evaluate, shares_of_cohort
 from fedsieve.engine.mask_cache import MaskTable, recall, remember, subset
 from fedsieve.engine.metrics import Accepted, Exchange, load_of, round_metrics
-from fedsieve.engine.plan import Plan
 from fedsieve.engine.requests import (
     Executor,
     Failure,
@@ -36,6 +35,7 @@ from fedsieve.engine.requests import (
     Response,
     Train,
 )
+from fedsieve.engine.round_settings import RoundSettings
 from fedsieve.engine.store import Stores
 from fedsieve.engine.trust import (
     believed,
@@ -93,7 +93,7 @@ class Rounds:
         self,
         method: AnyMethod,
         federation: Federation,
-        plan: Plan,
+        plan: RoundSettings,
         stores: Stores,
         execute: Executor,
         on_reply: Callable[[int, int], None] | None = None,

@@ -35,7 +35,7 @@ from fedsieve.engine.checkpoint import (
     is_old,
     saved_of,
 )
-from fedsieve.engine.manifest import is_proved, mark_of, proved
+from fedsieve.engine.manifest import checksum_of, has_valid_hash, with_hash
 from fedsieve.engine.old_checkpoints import adopt
 from fedsieve.engine.records import Records
 from fedsieve.engine.rounds import Checkpoint
@@ -119,7 +119,7 @@ class RunFolder:
 
     def check_config(self) -> None:
         """Raise ResumeError unless the configuration is as it was written; warn if none can say."""
-        is_whole = is_proved((self.path / "config.toml").read_bytes())
+        is_whole = has_valid_hash((self.path / "config.toml").read_bytes())
         if is_whole is None and is_old(self.path):
             log.warning(
                 "%s was begun by an older version: nothing proves that its files are whole.",
@@ -163,10 +163,12 @@ class RunFolder:
         disk.make_folder(fresh)
         saved = saved_of(position, versions, self._config)
         files = {SERVER: blob.pack(position.server), POSITION: msgspec.msgpack.encode(saved)}
-        marks = {f"{target.name}/{name}": mark_of(data) for name, data in files.items()}
+        checksums = {f"{target.name}/{name}": checksum_of(data) for name, data in files.items()}
         for name, store in stores._asdict().items():
-            marks |= {f"clients/{name}/{file}": mark for file, mark in store.files().items()}
-        files[manifest.NAME] = manifest.pack(marks | self.records.lines | self.records.files)
+            checksums |= {
+                f"clients/{name}/{file}": checksum for file, checksum in store.files().items()
+            }
+        files[manifest.NAME] = manifest.pack(checksums | self.records.lines | self.records.files)
         for name, data in files.items():
             disk.write(fresh / name, data)
         disk.sync(fresh)
@@ -212,16 +214,16 @@ class RunFolder:
             self._write_config()
             return None, []
         checkpoint = checkpoints[-1]
-        saved, marks = checkpoint.saved(), checkpoint.marks()
+        saved, checksums = checkpoint.saved(), checkpoint.checksums()
         self._check_same(saved.config, free)
         server = blob.read(server_kind, checkpoint.path / SERVER)
         for name, store in stores._asdict().items():
             place = f"clients/{name}/"
-            files = {n.removeprefix(place): m for n, m in marks.items() if n.startswith(place)}
+            files = {n.removeprefix(place): m for n, m in checksums.items() if n.startswith(place)}
             store.restore(saved.of(name), files)
         for damaged in newer:
             disk.remove(damaged.path)
-        self.records.go_back(marks, saved.done)
+        self.records.go_back(checksums, saved.done)
         rows = self.records.rows()
         if len(rows) != saved.done:
             raise ResumeError(
@@ -270,12 +272,12 @@ class RunFolder:
         files["result.json"] = msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
         for name, data in files.items():
             disk.write(self.path / name, data)
-        marks = {"config.toml": mark_of(proved(self._config)), **self.records.lines}
-        marks |= {name: mark_of(data) for name, data in files.items()} | self.records.files
-        disk.write(self.path / manifest.NAME, manifest.pack(marks))
+        checksums = {"config.toml": checksum_of(with_hash(self._config)), **self.records.lines}
+        checksums |= {name: checksum_of(data) for name, data in files.items()} | self.records.files
+        disk.write(self.path / manifest.NAME, manifest.pack(checksums))
 
     def _write_config(self) -> None:
-        disk.write(self.path / "config.toml", proved(self._config))
+        disk.write(self.path / "config.toml", with_hash(self._config))
 
     def _check_same(self, config: str, free: Collection[str]) -> None:
         """Raise ResumeError if a checkpoint was made with another configuration."""

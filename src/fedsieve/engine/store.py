@@ -15,7 +15,7 @@ from fedsieve.core import tree
 from fedsieve.core.errors import ResumeError
 from fedsieve.core.message import Params
 from fedsieve.engine import blob, disk
-from fedsieve.engine.manifest import Mark, fault_of, mark_of
+from fedsieve.engine.manifest import Checksum, checksum_of, fault_of
 
 
 class Receipt(NamedTuple):
@@ -42,7 +42,7 @@ class ClientStore:
         self._hot: OrderedDict[int, _Held] = OrderedDict()
         self._hot_bytes = 0
         self.versions: dict[int, int] = {}
-        self.marks: dict[str, Mark] = {}  # of the files it has written, by name
+        self.checksums: dict[str, Checksum] = {}  # of the files it has written, by name
         self._is_synced = True
         sample = init(0)
         self.is_stateless = sample == ()
@@ -58,8 +58,8 @@ class ClientStore:
         if client not in self.versions:
             return self._init(client)
         path = self._path(client, self.versions[client])
-        mark = self.marks.get(path.name)
-        if mark and (fault := fault_of(self._folder, path.name, mark)):
+        checksum = self.checksums.get(path.name)
+        if checksum and (fault := fault_of(self._folder, path.name, checksum)):
             raise ResumeError(f"{self._folder}: {fault}. Go on from a checkpoint with --resume.")
         state = blob.read(self.kind, path)
         version, size = self.versions[client], tree.size_bytes(state)
@@ -85,13 +85,15 @@ class ClientStore:
             self._is_synced = True
         return dict(self.versions)
 
-    def files(self) -> dict[str, Mark]:
+    def files(self) -> dict[str, Checksum]:
         """The files of the present versions, once they are flushed, by their name in the folder."""
         names = [self._path(c, v).name for c, v in self.versions.items()]
-        return {name: self.marks[name] for name in names}
+        return {name: self.checksums[name] for name in names}
 
-    def restore(self, versions: dict[int, int], marks: Mapping[str, Mark] | None = None) -> None:
-        """Go back to the versions of a checkpoint, whose files have these marks."""
+    def restore(
+        self, versions: dict[int, int], checksums: Mapping[str, Checksum] | None = None
+    ) -> None:
+        """Go back to the versions of a checkpoint, whose files have these checksums."""
         self._hot.clear()
         self._hot_bytes = 0
         missing = [c for c, v in versions.items() if not self._path(c, v).exists()]
@@ -100,7 +102,7 @@ class ClientStore:
                 f"{self._folder}: the state of client {missing[0]} at round "
                 f"{versions[missing[0]]} is missing. Start again in a new folder."
             )
-        self.versions, self.marks = dict(versions), dict(marks or {})
+        self.versions, self.checksums = dict(versions), dict(checksums or {})
 
     def forget_all_but(self, kept: Iterable[dict[int, int]]) -> None:
         """Delete files of versions that neither `kept` nor the present needs."""
@@ -110,7 +112,7 @@ class ClientStore:
         for path in self._folder.glob("*.safetensors"):
             if path not in needed:
                 disk.remove(path)
-                self.marks.pop(path.name, None)
+                self.checksums.pop(path.name, None)
 
     @property
     def newest(self) -> int:
@@ -147,7 +149,7 @@ class ClientStore:
         disk.make_folder(self._folder)
         path, data = self._path(client, held.version), blob.pack(held.state)
         disk.write(path, data)
-        self.marks[path.name] = mark_of(data)
+        self.checksums[path.name] = checksum_of(data)
         self._is_synced = False
 
     def _path(self, client: int, version: int) -> Path:

@@ -12,8 +12,8 @@ from fedsieve.core import tree
 from fedsieve.core.errors import RoundError
 from fedsieve.core.message import Natural, Number, fields
 from fedsieve.engine.metrics import Accepted
-from fedsieve.engine.plan import Plan
 from fedsieve.engine.requests import Failure
+from fedsieve.engine.round_settings import RoundSettings
 from fedsieve.robust.aggregation import Mean, Replies
 from fedsieve.robust.updates import clipped
 
@@ -64,7 +64,7 @@ def unlike_others(accepted: Sequence[Accepted], down: type) -> list[Failure]:
     return list(strangers.values())
 
 
-def believed(plan: Plan, ups: Sequence[Any], downs: Sequence[Any]) -> list[Any]:
+def believed(plan: RoundSettings, ups: Sequence[Any], downs: Sequence[Any]) -> list[Any]:
     """Replies as the method's update gets them: counts capped, updates clipped and combined."""
     most = plan.max_examples
     if most is not None:
@@ -74,7 +74,7 @@ def believed(plan: Plan, ups: Sequence[Any], downs: Sequence[Any]) -> list[Any]:
     return plan.aggregation.combine(Replies(ups, downs))
 
 
-def needs_broadcasts(plan: Plan) -> bool:
+def needs_broadcasts(plan: RoundSettings) -> bool:
     """Whether `believed` needs the broadcasts."""
     return plan.clip_update is not None or not isinstance(plan.aggregation, Mean)
 

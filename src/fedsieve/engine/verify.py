@@ -9,7 +9,7 @@ from filelock import FileLock, Timeout
 from fedsieve.core.errors import DataError, ResumeError
 from fedsieve.engine import manifest
 from fedsieve.engine.checkpoint import LINES, RECORDS, CheckpointFolder, checkpoints_of, is_old
-from fedsieve.engine.manifest import Mark, fault_of, is_proved
+from fedsieve.engine.manifest import Checksum, fault_of, has_valid_hash
 
 State: TypeAlias = Literal["whole", "damaged", "unproved"]
 
@@ -97,7 +97,7 @@ class _Verifier:
 
     def _config(self) -> State:
         try:
-            is_whole = is_proved((self._folder / "config.toml").read_bytes())
+            is_whole = has_valid_hash((self._folder / "config.toml").read_bytes())
         except OSError:
             is_whole = False
         if is_whole:
@@ -108,41 +108,41 @@ class _Verifier:
 
     def _result(self) -> None:
         try:
-            marks = manifest.read(self._folder / manifest.NAME)
+            checksums = manifest.read(self._folder / manifest.NAME)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             self._add(manifest.NAME, "damaged", str(error))
             return
         self._add(manifest.NAME, "whole")
-        for name, mark in marks.items():
-            self._check(name, mark, grows=False)
+        for name, checksum in checksums.items():
+            self._check(name, checksum, grows=False)
 
     def _checkpoint(self, checkpoint: CheckpointFolder) -> Check:
         name = f"{checkpoint.name}/{manifest.NAME}"
         check = Check(round=checkpoint.done)
         try:
-            marks = checkpoint.marks()
+            checksums = checkpoint.checksums()
         except ResumeError as error:
             check.state = "unproved" if is_old(self._folder) else "damaged"
             check.why = str(error)
             self._add(name, check.state, str(error).split(" ", 1)[1])
             return check
         self._add(name, "whole")
-        for file, mark in marks.items():
+        for file, checksum in checksums.items():
             is_record = file.split("/")[0] in RECORDS
             if is_record and not (self._folder / file).exists():
                 continue  # of many, some are dropped in time
             if (
-                (why := self._check(file, mark, grows=file in LINES))
+                (why := self._check(file, checksum, grows=file in LINES))
                 and not is_record
                 and check.state == "whole"
             ):
                 check.state, check.why = "damaged", f"{file} {why}"
         return check
 
-    def _check(self, name: str, mark: Mark, *, grows: bool) -> str:
-        fault = fault_of(self._folder, name, mark, grows=grows)
+    def _check(self, name: str, checksum: Checksum, *, grows: bool) -> str:
+        fault = fault_of(self._folder, name, checksum, grows=grows)
         self._add(name, "damaged" if fault else "whole", fault.why if fault else "")
         return fault.why if fault else ""
 

@@ -97,6 +97,6 @@ def _personal(record: Record, job: Job, client: int) -> Params:
         raise ConfigError(f"client={client}: all clients of {job.config.method} have one model.")
     server, start = kept.server(type(method.init_server(key))), method.init_client(client, key)
     state = kept.state(type(start), client) or start
-    if server is None or (found := method.model(server, state)) is None:
+    if server is None or (params := method.model(server, state)) is None:
         raise DataError(f"{run}: no checkpoint holds the model of client {client}.")
-    return found
+    return params

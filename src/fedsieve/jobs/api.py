@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fedsieve.engine.rounds import RoundResult
 from fedsieve.engine.run_folder import RunFolder
 from fedsieve.jobs import config as configuration
 from fedsieve.jobs.config import expanded, make, to_toml
-from fedsieve.jobs.engine import OpenEngine, local_engine, open_rounds
+from fedsieve.jobs.execution import OpenEngine, local_engine, open_rounds
 from fedsieve.jobs.job import Job, build, canonical
 from fedsieve.jobs.progress import Watcher as Watcher  # noqa: PLC0414 - `fedsieve.jobs.api.Watcher` is public
 from fedsieve.jobs.progress import view
@@ -78,9 +78,7 @@ def run(
                 f"{', '.join(sorted(REPLAYABLE))} (and --out)."
             )
         given = dataset if isinstance(dataset, Dataset) else None
-        if watcher is not None:
-            return _replayed(Path(replay), folder, watcher, changed, given)
-        with view(is_wanted=progress) as shown:
+        with view(is_wanted=progress) if watcher is None else nullcontext(watcher) as shown:
             return _replayed(Path(replay), folder, shown, changed, given)
     if resume:
         named = settings_of(folder, named)
@@ -91,9 +89,7 @@ def run(
             dataset if isinstance(dataset, Dataset) else None,
             None if isinstance(model, str) else model,
         )
-        if watcher is not None:
-            return play(job, folder, resume=resume, watcher=watcher)
-        with view(is_wanted=progress) as shown:
+        with view(is_wanted=progress) if watcher is None else nullcontext(watcher) as shown:
             return play(job, folder, resume=resume, watcher=shown)
 
 
@@ -108,13 +104,18 @@ def play(
 ) -> Result:
     """Run a built job to its end, an interrupt, or an error; keeps all finished rounds.
 
-    Clients work where `open_engine` says, by default on this machine; `changes` are fields of Plan.
+    Clients work where `open_engine` says, by default on this machine; `changes` are fields of
+    RoundSettings.
     """
     config = job.config
     with ExitStack() as stack:
         if folder:
             stack.enter_context(folder.opened(to_toml(config), resume=resume))
-        clients = folder.clients if folder else Path(stack.enter_context(_scratch()))
+        clients = (
+            folder.clients
+            if folder
+            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedsieve-")))
+        )
         rounds = stack.enter_context(
             open_rounds(job, clients, watcher.replied, open_engine, **changes)
         )
@@ -187,10 +188,6 @@ def _keep_support(job: Job, played: RoundResult, folder: RunFolder) -> None:
     if played.evaluation is not None and model is not None and played.row.density < 1:
         support = masks.nonzero(model, job.method.task.graph.maskable)
         folder.records.keep_support(played.row.round, job.method.report(server).gates or support)
-
-
-def _scratch() -> "tempfile.TemporaryDirectory[str]":
-    return tempfile.TemporaryDirectory(prefix="fedsieve-")
 
 
 def settings_of(folder: RunFolder | None, named: dict[str, Any]) -> dict[str, Any]:

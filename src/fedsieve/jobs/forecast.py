@@ -19,7 +19,7 @@ from fedsieve.engine.evaluate import evaluate
 from fedsieve.engine.rounds import RoundResult
 from fedsieve.jobs import api
 from fedsieve.jobs.config import make
-from fedsieve.jobs.engine import open_rounds
+from fedsieve.jobs.execution import open_rounds
 from fedsieve.jobs.job import Job, build
 from fedsieve.jobs.settings import Config
 from fedsieve.metrics.rows import Row

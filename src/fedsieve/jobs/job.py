@@ -23,7 +23,7 @@ from fedsieve.data.partitions.partition import Partition, split
 from fedsieve.data.partitions.schemes import PARTITIONS, Natural
 from fedsieve.data.sources.registry import load
 from fedsieve.jobs.config import Config, method_options
-from fedsieve.models.start import started_from
+from fedsieve.models.initial import initialised_from
 from fedsieve.models.task import ModelTask
 from fedsieve.models.zoo.registry import read_model
 from fedsieve.robust.aggregation import AGGREGATIONS, check
@@ -63,7 +63,7 @@ def build(
         factory = lambda: choice.build(dataset.input_shape, dataset.num_outputs)  # noqa: E731
         _check_memory(factory, model_name)
     if config.init_from is not None:
-        factory = started_from(Path(config.init_from), factory)
+        factory = initialised_from(Path(config.init_from), factory)
     task = ModelTask(
         factory, dataset.kind, dataset.input_shape, is_tokens=dataset.layout == "tokens"
     )

@@ -20,14 +20,14 @@ from fedsieve.core.errors import DataError
 from fedsieve.core.message import Params
 from fedsieve.core.method import method_class
 from fedsieve.core.options import brief, default_of
-from fedsieve.engine.manifest import ADVICE, check_finished, is_proved
+from fedsieve.engine.manifest import ADVICE, check_finished, has_valid_hash
 from fedsieve.engine.run_folder import RESULT
 from fedsieve.jobs import api
 from fedsieve.jobs.config import SETTINGS, Config, make, method_options, read_toml
 from fedsieve.jobs.job import canonical
 from fedsieve.jobs.progress import Watcher
 from fedsieve.jobs.result import Result
-from fedsieve.jobs.settings import INDIFFERENT
+from fedsieve.jobs.settings import NOT_HASHED
 from fedsieve.metrics.rows import Evaluation, Row, Summary, read_row, read_summary
 
 TUNING_FILE = "tuning.json"
@@ -57,7 +57,7 @@ def read_run(path: Path) -> Record:
         rows = [read_row(line) for line in _lines(path / "rounds.jsonl")]
         lines = _lines(path / "evaluations.jsonl")
         evaluations = [msgspec.json.decode(line, type=Evaluation) for line in lines]
-        is_whole = is_proved((path / "config.toml").read_bytes())
+        is_whole = has_valid_hash((path / "config.toml").read_bytes())
     except FileNotFoundError as error:
         raise DataError(
             f"{path}: no {Path(error.filename).name} there. Give the folder of a finished run "
@@ -114,7 +114,7 @@ def run_hash(settings: Mapping[str, Any]) -> str:
     config = canonical(make(dict(settings)), brief)
     cls, plain = method_class(config.method), Config()
     defaults = {n: default_of(f) for n, f in method_options(cls).items()}
-    deciding = {n: getattr(config, n) for n in SETTINGS if n not in INDIFFERENT}
+    deciding = {n: getattr(config, n) for n in SETTINGS if n not in NOT_HASHED}
     given = {
         "settings": {n: v for n, v in deciding.items() if v != getattr(plain, n)},
         "options": {n: brief(v) for n, v in config.options.items() if v != defaults[n]},
@@ -137,14 +137,14 @@ def find(settings: Mapping[str, Any], root: Path) -> Record | None:
     return record if record.summary.status == "finished" else None
 
 
-def obtain(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = None) -> Record:
+def find_or_run(settings: Mapping[str, Any], root: Path, watcher: Watcher | None = None) -> Record:
     """The finished run of these settings: found, continued or run now."""
     record = find(settings, root)
     if record is not None:
         return record
     path, watcher = root / run_hash(settings), watcher or Watcher()
     if (path / "config.toml").exists():  # its hash says that it is the same run
-        free = {name: settings[name] for name in INDIFFERENT if name in settings}
+        free = {name: settings[name] for name in NOT_HASHED if name in settings}
         api.run(out=path, resume=True, watcher=watcher, **free)
     else:
         api.run(out=path, watcher=watcher, **settings)

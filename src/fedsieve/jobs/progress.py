@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from fedsieve.drawing.units import duration, size
 from fedsieve.jobs.settings import Config
 from fedsieve.metrics.rows import Row
 
@@ -64,7 +65,7 @@ class _Shown(Watcher):
     def text(self, row: Row) -> str:
         self._scores |= row.scores
         parts = [f"{name} {value:.4f}" for name, value in self._scores.items()]
-        parts.append(f"up {megabytes(self.up_bytes)} down {megabytes(self.down_bytes)}")
+        parts.append(f"up {size(self.up_bytes)} down {size(self.down_bytes)}")
         parts.append(f"density {row.density:.3f}")
         if row.failed:
             parts.append(f"failed {row.failed}")
@@ -191,16 +192,3 @@ def _is_notebook() -> bool:
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
-
-
-def megabytes(count: int) -> str:
-    if 0 < count < 1e5:
-        return f"{count / 1e3:.2f} kB"
-    return f"{count / 1e6:.2f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
-
-
-def duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole / 3600:.1f} h"

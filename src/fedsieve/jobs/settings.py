@@ -246,4 +246,4 @@ def named(which: Callable[[Setting], bool]) -> tuple[str, ...]:
 
 RESUMABLE = named(lambda s: s.can_resume or not s.decides)
 TUNABLE = named(lambda s: s.can_tune)
-INDIFFERENT = named(lambda s: not s.decides)
+NOT_HASHED = named(lambda s: not s.decides)

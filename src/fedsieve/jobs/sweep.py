@@ -283,7 +283,7 @@ def _work(settings: Settings, root: Path, parent: int, connection: Connection) -
     state: State = "stopped"
     error = ""
     try:
-        record = library.obtain(settings, root, _Listener(parent, connection))
+        record = library.find_or_run(settings, root, _Listener(parent, connection))
         state = "finished" if record.summary.status == "finished" else "stopped"
     except KeyboardInterrupt:
         pass

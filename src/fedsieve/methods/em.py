@@ -43,9 +43,9 @@ def objective(
 ) -> Callable[[Local, Batch, Key], Tensor]:
     """What the E-step descends: the mean loss and -log p(phi | W)."""
 
-    def value(own: Local, batch: Batch, key: Key) -> Tensor:
-        loss = task.loss(prior.effective(own, key), batch, key)
-        penalty = prior.penalty(own, centre)
+    def value(params: Local, batch: Batch, key: Key) -> Tensor:
+        loss = task.loss(prior.effective(params, key), batch, key)
+        penalty = prior.penalty(params, centre)
         return loss if penalty is None else loss + penalty
 
     return value
@@ -76,6 +76,27 @@ class HardEM:
     def rate(self, rounds: int) -> float:
         """The client's learning rate after so many rounds."""
         return self.lr * self.schedule.factor(rounds)
+
+    def e_step(
+        self,
+        prior: Prior[Params, Centre],
+        centre: Centre,
+        start: Params,
+        rounds: int,
+        data: Batches,
+        key: Key,
+    ) -> local.Trained[Params]:
+        """Local training from `start` under a prior around the centre."""
+        return local.train(
+            objective(self.task, prior, centre),
+            start,
+            data.work(key),
+            self.optimiser,
+            lr=self.rate(rounds),
+            key=key,
+            fixed=self.task.buffers,
+            clip_norm=self.clip_norm,
+        )
 
     def remember(self, weights: Params) -> Memory:
         """What a client keeps for its evaluation."""
@@ -125,16 +146,8 @@ class PointEM(HardEM, Method[Server, Memory, Down, Up]):
     def client_update(
         self, down: Down, state: Memory, data: Batches, key: Key
     ) -> tuple[Up, Memory, Metrics]:
-        trained = local.train(
-            objective(self.task, self.prior, self.trainable(down.weights)),
-            down.weights,
-            data.work(key),
-            self.optimiser,
-            lr=self.rate(down.rounds),
-            key=key,
-            fixed=self.task.buffers,
-            clip_norm=self.clip_norm,
-        )
+        centre = self.trainable(down.weights)
+        trained = self.e_step(self.prior, centre, down.weights, down.rounds, data, key)
         metrics = Metrics(trained.processed, {"train_loss": trained.loss})
         return Up(trained.params, data.examples), self.remember(trained.params), metrics
 

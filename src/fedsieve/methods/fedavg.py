@@ -91,9 +91,9 @@ class FedAvg(Method[Server, Memory, Down, Up]):
             fixed=self.task.buffers,
             clip_norm=self.clip_norm,
         )
-        own = Own(trained.params) if self.personal else ()
+        new_state = Own(trained.params) if self.personal else ()
         metrics = Metrics(trained.processed, {"train_loss": trained.loss})
-        return Up(trained.params, data.examples), own, metrics
+        return Up(trained.params, data.examples), new_state, metrics
 
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
         counts = [r.examples if self.weighting == "samples" else 1 for r in round.replies]

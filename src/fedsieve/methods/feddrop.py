@@ -13,7 +13,7 @@ Differs  exactly round(p n) of n units are dropped, so that all submodels have o
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,17 +24,10 @@ from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Count, Dense, Examples, Mask, Params
 from fedsieve.core.method import Batches, Method, Metrics, PerClient, Round, register
 from fedsieve.core.options import in_range, option
-from fedsieve.methods.em import HardEM, objective
+from fedsieve.methods.em import HardEM, Server
 from fedsieve.methods.fedavg import PAPER, Memory, Own
-from fedsieve.optim import local
-from fedsieve.optim.optimisers import SGD, Moments, Optimiser, init_moments, update
+from fedsieve.optim.optimisers import SGD, Optimiser, init_moments, update
 from fedsieve.sparsity.compaction import compact, restore
-
-
-class Server(NamedTuple):
-    weights: Params
-    moments: Moments
-    rounds: int
 
 
 class Down(NamedTuple):
@@ -83,9 +76,6 @@ class FedDrop(HardEM, Method[Server, Memory, Down, Up]):
     fc_drop: float = option(0.1, "share of a linear layer's units that a submodel lacks")
     server_optimiser: Optimiser = option(SGD(), "of the server's step along the mean difference")
     server_lr: float = option(1.0, "its learning rate")
-    weighting: Literal["samples", "uniform"] = option(
-        "samples", "clients count by examples or equally"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,19 +117,10 @@ class FedDrop(HardEM, Method[Server, Memory, Down, Up]):
     def client_update(
         self, down: Down, state: Memory, data: Batches, key: Key
     ) -> tuple[Up, Memory, Metrics]:
-        trained = local.train(
-            objective(self.task, self.prior, None),
-            down.weights,
-            data.work(key),
-            self.optimiser,
-            lr=self.rate(down.rounds),
-            key=key,
-            fixed=self.task.buffers,
-            clip_norm=self.clip_norm,
-        )
-        own = self.remember(self.prior.effective(trained.params, key))
+        trained = self.e_step(self.prior, None, down.weights, down.rounds, data, key)
+        new_state = self.remember(self.prior.effective(trained.params, key))
         metrics = Metrics(trained.processed, {"train_loss": trained.loss}, self._mask(down))
-        return Up(trained.params, down.units, data.examples), own, metrics
+        return Up(trained.params, down.units, data.examples), new_state, metrics
 
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
         replies, shares = round.replies, self.shares(round.replies)
@@ -147,11 +128,11 @@ class FedDrop(HardEM, Method[Server, Memory, Down, Up]):
         moved, held = tree.clone((nothing, nothing))
         for reply, share in zip(replies, shares, strict=True):
             alive = self._held(reply.units)
-            own = restore(self.task.graph, reply.weights, alive, server.weights)
+            client_weights = restore(self.task.graph, reply.weights, alive, server.weights)
             ones = {n: torch.ones_like(w) for n, w in reply.weights.items()}
             counted = restore(self.task.graph, ones, alive, nothing)
             for name, weight in server.weights.items():
-                moved[name] += share * (weight - own[name])
+                moved[name] += share * (weight - client_weights[name])
                 held[name] += share * counted[name]
         gradient = {n: m / held[n].where(held[n] > 0, 1) for n, m in moved.items()}
         weights, moments = update(

@@ -21,9 +21,8 @@ from fedsieve.core.message import Count, Dense, Exact, Params
 from fedsieve.core.method import Batches, Method, Metrics, Round, register
 from fedsieve.core.options import in_range, option
 from fedsieve.inference.priors import Components, Mixture
-from fedsieve.methods.em import HardEM, objective
+from fedsieve.methods.em import HardEM
 from fedsieve.methods.fedavg import Up
-from fedsieve.optim import local
 
 SHARES = "mixture.shares"
 
@@ -90,16 +89,7 @@ class FedMix(HardEM, Method[Server, State, Down, Up]):
         losses = torch.stack([self._summed_loss(start, data) for start in starts])
         nearest = int((log_shares - losses).argmax())
         centre = Components([self.trainable(one) for one in starts], log_shares, data.examples)
-        trained = local.train(
-            objective(self.task, self.prior, centre),
-            starts[nearest],
-            data.work(key),
-            self.optimiser,
-            lr=self.rate(down.rounds),
-            key=key,
-            fixed=self.task.buffers,
-            clip_norm=self.clip_norm,
-        )
+        trained = self.e_step(self.prior, centre, starts[nearest], down.rounds, data, key)
         metrics = Metrics(trained.processed, {"train_loss": trained.loss})
         return Up(trained.params, data.examples), State(nearest), metrics
 

@@ -162,10 +162,10 @@ class GatedWeights:
 
     def slope(self, gate_logits: Params) -> tuple[Tensor, Params]:
         """The expected density, and its gradient."""
-        own = {n: a.detach().requires_grad_() for n, a in gate_logits.items()}
-        density = self.density(own)
-        grads = torch.autograd.grad(density, list(own.values()))
-        return density.detach(), dict(zip(own, grads, strict=True))
+        logits = {n: a.detach().requires_grad_() for n, a in gate_logits.items()}
+        density = self.density(logits)
+        grads = torch.autograd.grad(density, list(logits.values()))
+        return density.detach(), dict(zip(logits, grads, strict=True))
 
     def clamp(self, gate_logits: Params) -> Params:
         limit = self.logit_limit

@@ -180,7 +180,7 @@ class Pfnm(Method[Server, State, Down, Up]):
         layout, replies = self._layout, round.replies
         clients = [reply.client for reply in replies]
         before = (atoms_of(server.labels, c, self._widths(c)) for c in clients)
-        known = [own for own in before if own is not None]
+        known = [atoms for atoms in before if atoms is not None]
         is_warm = len(known) == len(replies)
         sweeps = self.later_sweeps if is_warm else self.sweeps
         matching = match_networks(

@@ -194,9 +194,9 @@ class SpaFL(Method[Server, State, Down, Up]):
         return replace(super().in_run(rounds), spread_over=spread_over)
 
     def init_server(self, key: Key) -> Server:
-        own = self.init_client(0, key).own
-        zeros = own.thresholds if self.share else {}
-        return Server(zeros, zeros, self._norms(own.weights), 0)
+        params = self.init_client(0, key).own
+        zeros = params.thresholds if self.share else {}
+        return Server(zeros, zeros, self._norms(params.weights), 0)
 
     def init_client(self, client: int, key: Key) -> State:
         zeros = {x.weight: torch.zeros(x.shape[0]) for x in self.masked}
@@ -214,8 +214,8 @@ class SpaFL(Method[Server, State, Down, Up]):
     def client_update(
         self, down: Down, state: State, data: Batches, key: Key
     ) -> tuple[Up, State, Metrics]:
-        own = self._with_thresholds(down, state, is_sampled=True)
-        trained = self.train(own, state.moments, data, down.rounds, key)
+        params = self._with_thresholds(down, state, is_sampled=True)
+        trained = self.train(params, state.moments, data, down.rounds, key)
         sent = trained.own.thresholds if self.share else {}
         settled, _ = self.rule.settled(*trained.own)
         after = State(
@@ -238,12 +238,12 @@ class SpaFL(Method[Server, State, Down, Up]):
     def model(self, server: Server, state: State | tuple[()]) -> Params | None:
         if not isinstance(state, State):
             return None
-        own = state.own
+        params = state.own
         if self._reaches_all:  # the new thresholds are on their way
-            own = self._with_thresholds(
+            params = self._with_thresholds(
                 Down(server.thresholds, {}, server.norms, server.rounds), state
             )
-        return self.pruned(own)
+        return self.pruned(params)
 
     def paper_bytes(self, message: Down | Up) -> int:
         parts = (message.thresholds, message.norms)
@@ -272,15 +272,15 @@ class SpaFL(Method[Server, State, Down, Up]):
         return self.share and "all" in {self.receivers, scope}
 
     def train(
-        self, own: Local, moments: tuple[Moments, ...], data: Batches, rounds: int, key: Key
+        self, params: Local, moments: tuple[Moments, ...], data: Batches, rounds: int, key: Key
     ) -> Trained:
-        """One round of local work from `own`, the server's round being `rounds`."""
+        """One round of local work from `params`, the server's round being `rounds`."""
         mask: Mask = {}
         losses, processed, steps = 0.0, 0, 0
         for number, phase in enumerate(self._phases(data, key)):
             trained = local.train(
                 self._objective(phase, self._price(rounds, data.steps), mask),
-                own,
+                params,
                 phase.batches,
                 phase.moving,
                 lr=self.lr * self.schedule.factor(rounds),
@@ -290,11 +290,11 @@ class SpaFL(Method[Server, State, Down, Up]):
                 clip_norm=self.clip_norm,
                 project=self._clamped if self.clamp else None,
             )
-            own, moments = trained.params, trained.moments
+            params, moments = trained.params, trained.moments
             losses += trained.loss * trained.steps
             processed, steps = processed + trained.processed, steps + trained.steps
-        whole = {n: m.expand_as(own.weights[n]) for n, m in mask.items()}
-        return Trained(own, moments, whole, losses / max(steps, 1), processed, steps)
+        whole = {n: m.expand_as(params.weights[n]) for n, m in mask.items()}
+        return Trained(params, moments, whole, losses / max(steps, 1), processed, steps)
 
     def _phases(self, data: Batches, key: Key) -> list[Phase]:
         still, moved, thresholds = None, self.optimiser, undecayed(self.optimiser)
@@ -316,52 +316,52 @@ class SpaFL(Method[Server, State, Down, Up]):
     ) -> Callable[[Local, Batch, Key], Tensor]:
         price = price if phase.moving[1] is not None else 0.0
 
-        def objective(own: Local, batch: Batch, key: Key) -> Tensor:
-            for name, tau in own.thresholds.items():
+        def objective(params: Local, batch: Batch, key: Key) -> Tensor:
+            for name, tau in params.thresholds.items():
                 is_reset = name in mask and self.rule.is_reset_after(mask[name])
                 if is_reset:
                     tau.data.zero_()
                 if is_reset or phase.is_refreshed or name not in mask:
-                    mask[name] = self.rule.kept(own.weights[name], tau)
-            used, cuts = self._effective(own, mask)
+                    mask[name] = self.rule.kept(params.weights[name], tau)
+            used, cuts = self._effective(params, mask)
             loss = self.task.loss(used, batch, key)
             for name in self.task.buffers:
-                if used[name] is not own.weights[name]:  # statistics of cut channels rest
-                    own.weights[name].index_copy_(0, cuts[name][0], used[name])
+                if used[name] is not params.weights[name]:  # statistics of cut channels rest
+                    params.weights[name].index_copy_(0, cuts[name][0], used[name])
             if not price:
                 return loss
-            return loss + price * self._penalty(own.thresholds)
+            return loss + price * self._penalty(params.thresholds)
 
         return objective
 
-    def _effective(self, own: Local, mask: Mask) -> tuple[Params, compaction.Indices]:
+    def _effective(self, params: Local, mask: Mask) -> tuple[Params, compaction.Indices]:
         """What the forward pass sees: masked weights, if compact without channels that are 0."""
-        (weights, thresholds), kept, found = own, mask, compaction.Indices()
+        (weights, thresholds), kept, indices = params, mask, compaction.Indices()
         norms, graph = self._norms_kept(mask), self.task.graph
         weights = weights | {n: weights[n] * m for n, m in norms.items()}
         if self.compact_training:
-            found = compaction.indices(graph, compaction.written_channels(graph, mask | norms))
+            indices = compaction.indices(graph, compaction.written_channels(graph, mask | norms))
             weights, thresholds, kept = (
-                compaction.take(part, found, (0,)) for part in (weights, thresholds, mask)
+                compaction.take(part, indices, (0,)) for part in (weights, thresholds, mask)
             )
         # Magnitudes are means over whole rows: inputs are cut when they have been found.
         masked = {
             n: weights[n] * self.rule.step(weights[n], tau, kept[n])
             for n, tau in thresholds.items()
         }
-        return compaction.take(weights | masked, found, (1,)), found
+        return compaction.take(weights | masked, indices, (1,)), indices
 
-    def pruned(self, own: Local) -> Params:
+    def pruned(self, params: Local) -> Params:
         """The model without what its thresholds prune."""
-        mask = self.rule.settled(*own)[1]
-        return masks.apply(own.weights, mask | self._norms_kept(mask))
+        mask = self.rule.settled(*params)[1]
+        return masks.apply(params.weights, mask | self._norms_kept(mask))
 
     def _norms_kept(self, mask: Mask) -> Mask:
         """Where scales and shifts of normalisations stay; {} if all do."""
         if not self.prune_norms:
             return {}
-        found = compaction.norm_masks(self.task.graph, mask)
-        return {n: m for n, m in found.items() if n not in self.task.buffers}
+        norms_kept = compaction.norm_masks(self.task.graph, mask)
+        return {n: m for n, m in norms_kept.items() if n not in self.task.buffers}
 
     def _penalty(self, thresholds: Params) -> Tensor:
         """R(tau); spread over a run, long rows count less, as their weights are smaller."""
@@ -382,9 +382,11 @@ class SpaFL(Method[Server, State, Down, Up]):
             alpha /= self.spread_over * max(steps, 1)
         return alpha / (1 + math.exp(-grown))
 
-    def _clamped(self, own: Local) -> Local:
-        weights = {x.weight: own.weights[x.weight].clamp(-1, 1) for x in self.masked}
-        return Local(own.weights | weights, {n: t.clamp(0, 1) for n, t in own.thresholds.items()})
+    def _clamped(self, params: Local) -> Local:
+        weights = {x.weight: params.weights[x.weight].clamp(-1, 1) for x in self.masked}
+        return Local(
+            params.weights | weights, {n: t.clamp(0, 1) for n, t in params.thresholds.items()}
+        )
 
     def _with_thresholds(self, down: Down, state: State, *, is_sampled: bool = False) -> Local:
         """A client's own after a broadcast (section 5, steps 2 and 3)."""

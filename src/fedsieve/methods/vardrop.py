@@ -63,7 +63,7 @@ class Model(NamedTuple):
         return self._replace(moments=(zeros, self.moments[1]))
 
 
-class Bound(NamedTuple):
+class Elbo(NamedTuple):
     """What the bound depends on besides the posterior."""
 
     rounds: int  # done so far
@@ -247,8 +247,10 @@ class VarDrop(Method[Server, State, Down, Up]):
         mean = self._mean(server, senders, len(replies))
         # The warm-up has no masks; whoever is late after it counts as one who keeps everything.
         has_masks = server.rounds >= (self.warmup or 0) or self.async_staleness > 0
-        own = {str(r.device): masks.completed(r.mask, server.kept) for r in senders if has_masks}
-        sent, heard = masks.votes(list(own.values())), server.heard | own
+        sent_masks = {
+            str(r.device): masks.completed(r.mask, server.kept) for r in senders if has_masks
+        }
+        sent, heard = masks.votes(list(sent_masks.values())), server.heard | sent_masks
         votes = masks.votes(list(heard.values())) if self.async_staleness else sent
         model = model.with_weights(tree.weighted_mean((r.statistics, 1) for r in replies))
         if self.is_averaging:
@@ -303,9 +305,9 @@ class VarDrop(Method[Server, State, Down, Up]):
         return model.afresh() if down.rounds == (self.warmup or 0) else model
 
     def _moved(self, model: Model, lost: Posterior) -> Model:
-        weights, own = model.posterior
-        new = {n: own[n] - x for n, x in lost.log_variance.items()}
-        model = model._replace(posterior=Posterior(weights, own | new))
+        weights, log_variance = model.posterior
+        new = {n: log_variance[n] - x for n, x in lost.log_variance.items()}
+        model = model._replace(posterior=Posterior(weights, log_variance | new))
         return model.with_weights({n: weights[n] - x for n, x in lost.weights.items()})
 
     def _work(
@@ -315,22 +317,22 @@ class VarDrop(Method[Server, State, Down, Up]):
         fixed = self.task.buffers
         mask = down.mask if self.is_averaging else self.mask(model, down.rounds)
         used = mask if self.clip_training or self.is_averaging else {}
-        bound = Bound(down.rounds, down.examples, used)
+        bound = Elbo(down.rounds, down.examples, used)
         if self.local_steps is None:
             batches = list(data.work(key))
         else:
             batches = [data.draw(fold(key, "batch", step)) for step in range(self.local_steps)]
-        weights, own = model.posterior
+        weights, log_variance = model.posterior
         if self.local_steps == 1:
             change, loss = self.gradient(model, batches[0], bound, key)
             if not self.share_alpha:
                 model = self.descend(model, Posterior({}, change.log_variance), down.rounds)
         else:
             (after, variances), moments, loss, *_ = self.train(model, batches, bound, key)
-            lost = {n: own[n] - lv for n, lv in variances.items()}
+            lost = {n: log_variance[n] - lv for n, lv in variances.items()}
             change = Posterior(tree.subtract(weights, after), lost)
-            own = own if self.share_alpha else own | variances
-            model = Model(Posterior(weights, own), (moments[0], moments[1]))
+            log_variance = log_variance if self.share_alpha else log_variance | variances
+            model = Model(Posterior(weights, log_variance), (moments[0], moments[1]))
         model = model.with_weights({n: weights[n] - change.weights[n] for n in fixed})
         sent = {n: x for n, x in change.weights.items() if n not in fixed}
         parcel = Parcel(mask, Posterior(sent, change.log_variance if self.share_alpha else {}))
@@ -343,8 +345,8 @@ class VarDrop(Method[Server, State, Down, Up]):
         if senders and self.is_averaging:
             # Section 11, point 6: by precision, each weight over those who sent it.
             lost = [Posterior(r.weights, r.log_variance) for r in senders]
-            own = server.model.posterior.log_variance
-            return variational.pool_lost(own, lost, [r.mask for r in senders])
+            log_variance = server.model.posterior.log_variance
+            return variational.pool_lost(log_variance, lost, [r.mask for r in senders])
         return Posterior(
             tree.weighted_mean(((r.weights, 1) for r in senders), devices),
             tree.weighted_mean(((r.log_variance, 1) for r in senders), devices),
@@ -370,14 +372,14 @@ class VarDrop(Method[Server, State, Down, Up]):
         return {} if is_early else variational.kept(model.posterior, self.log_threshold)
 
     def gradient(
-        self, model: Model, batch: Batch, bound: Bound, key: Key
+        self, model: Model, batch: Batch, bound: Elbo, key: Key
     ) -> tuple[Posterior, float]:
         """Gradients of the bound at one mini-batch, what statistics lost in it, and the bound."""
         at, fixed = self.learned(model, bound.rounds), self.task.buffers
         return local.gradient(self._objective(bound), at, batch, key=key, fixed=fixed)
 
     def train(
-        self, model: Model, batches: Sequence[Batch], bound: Bound, key: Key
+        self, model: Model, batches: Sequence[Batch], bound: Elbo, key: Key
     ) -> Trained[Posterior]:
         """Steps along the gradients of the bound at one mini-batch after the other."""
         at = self.learned(model, bound.rounds)
@@ -398,16 +400,16 @@ class VarDrop(Method[Server, State, Down, Up]):
     ) -> Model:
         """One optimiser step on whatever has a gradient; see `optimisers.update` for `present`."""
         parts, moments = list(model.posterior), list(model.moments)
-        for i, (mine, lr) in enumerate(zip(grads, self._rates(rounds), strict=True)):
-            if mine:
-                params: Params = {n: parts[i][n] for n in mine}
+        for i, (grad, lr) in enumerate(zip(grads, self._rates(rounds), strict=True)):
+            if grad:
+                params: Params = {n: parts[i][n] for n in grad}
                 moved, moments[i] = optimisers.update(
-                    self._optimisers[i], params, mine, moments[i], lr, present
+                    self._optimisers[i], params, grad, moments[i], lr, present
                 )
                 parts[i] = parts[i] | moved
         return Model(Posterior(*parts), (moments[0], moments[1]))
 
-    def _objective(self, bound: Bound) -> Callable[[Posterior, Batch, Key], Tensor]:
+    def _objective(self, bound: Elbo) -> Callable[[Posterior, Batch, Key], Tensor]:
         """L_i of section 3; there is no KL term before it is known over how many examples."""
         done = bound.rounds - (self.warmup or 0)
         kappa = self.kl_weight * min(done / (self.ramp or 1), 1.0)

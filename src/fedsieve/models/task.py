@@ -84,7 +84,7 @@ class ModelTask(Task):
             with _seeded(key):
                 module = self._factory()
         return {
-            slot.name: slot.own.detach().float().clone(memory_format=torch.contiguous_format)
+            slot.name: slot.tensor.detach().float().clone(memory_format=torch.contiguous_format)
             for slot in _slots(module)
         }
 
@@ -102,10 +102,10 @@ class ModelTask(Task):
             return self._forward(laid, x, training=False)
 
     def probe(self, params: Params) -> Params:
-        found: Params = {}
+        inputs_of: Params = {}
         hooks = [
             self._module.get_submodule(layer.name).register_forward_pre_hook(
-                lambda _, inputs, weight=layer.weight: found.update({weight: inputs[0]})
+                lambda _, inputs, weight=layer.weight: inputs_of.update({weight: inputs[0]})
             )
             for layer in self._graph.layers
             if layer.kind in {"linear", "conv"}
@@ -115,7 +115,7 @@ class ModelTask(Task):
         finally:
             for hook in hooks:
                 hook.remove()
-        return found
+        return inputs_of
 
     def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self._objective.tally(outputs, y)
@@ -140,21 +140,21 @@ class ModelTask(Task):
         try:
             outputs: Tensor = self._run(x)
         finally:
-            for table, entry, _, own, _ in self._slots:
-                table[entry] = own
+            for table, entry, _, tensor, _ in self._slots:
+                table[entry] = tensor
         return outputs.squeeze(-1) if self._kind in {"values", "binary"} else outputs
 
     def _runs_channels_last(self, example: Tensor) -> bool:
         """Whether all goes well with the faster layout; a `view` behind a convolution does not."""
         try:
-            self.predict({slot.name: slot.own for slot in self._slots}, example)
+            self.predict({slot.name: slot.tensor for slot in self._slots}, example)
         except RuntimeError:
             return False
         return True
 
     def _draws_noise(self, example: Tensor) -> bool:
         """Whether training draws from torch's generator: dropout, in whatever way it is written."""
-        params = {slot.name: slot.own.clone() for slot in self._slots}
+        params = {slot.name: slot.tensor.clone() for slot in self._slots}
         with _seeded(Key(0)), torch.no_grad():
             before = torch.default_generator.get_state()
             self._forward(params, example, training=True)
@@ -167,21 +167,21 @@ class _Slot(NamedTuple):
     table: dict[str, Tensor | None]
     entry: str
     name: str
-    own: Tensor
+    tensor: Tensor
     is_buffer: bool
 
 
 def _slots(module: nn.Module) -> list[_Slot]:
     """Parameters in module order, then floating-point buffers that belong to the model's state."""
     kept = module.state_dict().keys()
-    found = [
+    slots = [
         _Slot(table, entry, f"{prefix}.{entry}".lstrip("."), tensor, is_buffer)
         for prefix, layer in module.named_modules()
         for table, is_buffer in ((layer._parameters, False), (layer._buffers, True))
         for entry, tensor in table.items()
         if tensor is not None and tensor.is_floating_point()
     ]
-    return sorted((s for s in found if s.name in kept), key=lambda slot: slot.is_buffer)
+    return sorted((s for s in slots if s.name in kept), key=lambda slot: slot.is_buffer)
 
 
 def _prepared(module: nn.Module) -> nn.Module:

@@ -65,12 +65,12 @@ def train(
         clip_norm: largest allowed norm of the whole gradient, or of that of each field.
         project: maps the parameters back into the feasible set after every step.
     """
-    own = tree.map_leaves(_working_copy, start)
-    groups = _groups(own, optimiser, lr, clip_norm, fixed, moments)
+    working = tree.map_leaves(_working_copy, start)
+    groups = _groups(working, optimiser, lr, clip_norm, fixed, moments)
     moving = tuple(p.requires_grad_() for group in groups for p in group.params)
     losses, processed = [], 0
     for step, batch in enumerate(batches, 1):
-        loss = objective(own, batch, fold(key, step))
+        loss = objective(working, batch, fold(key, step))
         grads = _gradient(loss, moving)
         with torch.no_grad():
             if isinstance(clip_norm, float | int):
@@ -78,18 +78,18 @@ def train(
             at = 0
             for opt, rate, limit, _, done, params, slots in groups:
                 if opt is not None and params:
-                    mine, at = grads[at : at + len(params)], at + len(params)
-                    mine = mine if limit is None else _clipped(mine, limit)
-                    opt.step(params, mine, slots, done + step, rate)
+                    part, at = grads[at : at + len(params)], at + len(params)
+                    part = part if limit is None else _clipped(part, limit)
+                    opt.step(params, part, slots, done + step, rate)
             if project is not None:
-                tree.map_leaves(lambda mine, new: mine.copy_(new), own, project(own))
+                tree.map_leaves(lambda old, new: old.copy_(new), working, project(working))
         losses.append(loss.detach())
         processed += batch.y.shape[0]
     for group in groups:
         if group.optimiser is not None:
             group.moments["step"] += len(losses)
     return Trained(
-        params=tree.map_leaves(lambda p: p.detach().contiguous(), own),
+        params=tree.map_leaves(lambda p: p.detach().contiguous(), working),
         moments=tuple(group.moments for group in groups),
         loss=sum(loss.item() for loss in losses) / max(len(losses), 1),
         processed=processed,
@@ -117,19 +117,19 @@ def gradient(
     Tensors named in `fixed` get their change by the forward pass instead, old - new: a step of rate
     1 along it makes them what they have become.
     """
-    own = tree.map_leaves(_working_copy, at)
-    moving = _moving(own, fixed)
+    copy = tree.map_leaves(_working_copy, at)
+    moving = _moving(copy, fixed)
     for tensor in moving.values():
         tensor.requires_grad_()
-    loss = objective(own, batch, key)
-    found = dict(zip(moving, _gradient(loss, tuple(moving.values())), strict=True))
-    paths = iter(tree.flatten(own))
+    loss = objective(copy, batch, key)
+    gradients = dict(zip(moving, _gradient(loss, tuple(moving.values())), strict=True))
+    paths = iter(tree.flatten(copy))
 
     def part(new: Tensor, old: Tensor) -> Tensor:
         path = next(paths)
-        return (found[path] if path in found else old - new).contiguous()
+        return (gradients[path] if path in gradients else old - new).contiguous()
 
-    return tree.map_leaves(part, own, at), loss.item()
+    return tree.map_leaves(part, copy, at), loss.item()
 
 
 def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
@@ -148,7 +148,7 @@ def _working_copy(value: Tensor) -> Tensor:
 
 
 def _groups(
-    own: Any,
+    params: Any,
     optimiser: Stepper | Sequence[Stepper | None],
     lr: float | Sequence[float],
     clip_norm: float | Sequence[float | None] | None,
@@ -156,7 +156,7 @@ def _groups(
     moments: tuple[Moments, ...],
 ) -> list[Group]:
     several = isinstance(optimiser, Sequence)
-    parts = list(own) if several else [own]
+    parts = list(params) if several else [params]
     optimisers = list(optimiser) if isinstance(optimiser, Sequence) else [optimiser]
     rates = list(lr) if isinstance(lr, Sequence) else [lr] * len(parts)
     limits = list(clip_norm) if isinstance(clip_norm, Sequence) else [None] * len(parts)

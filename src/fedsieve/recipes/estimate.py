@@ -56,8 +56,8 @@ def _seconds(config: Config) -> float | None:
         return None
     shape = SHAPES[config.dataset]
     cohort, clients = config.cohort or DEFAULT_COHORT, config.clients or DEFAULT_CLIENTS
-    own = 1 if config.options.get("stepwise") else config.options.get("local_steps")
-    fixed = config.steps if own is None else own
+    steps_of_method = 1 if config.options.get("stepwise") else config.options.get("local_steps")
+    fixed = config.steps if steps_of_method is None else steps_of_method
     steps = fixed or config.epochs * math.ceil(shape.train / clients / config.batch_size)
     work = config.epochs * shape.train / clients
     if fixed is not None:

@@ -24,6 +24,15 @@ from fedsieve.recipes.verdict import Expected, Printed
 TierName = Literal["smoke", "small", "medium", "full"]
 TIERS: tuple[TierName, ...] = get_args(TierName)
 Settings: TypeAlias = Mapping[str, Any]  # keywords of fedsieve.run
+ON_DIGITS: Settings = {  # a smoke test of ten rounds
+    "dataset": "digits",
+    "model": "conv_small",
+    "partition": "dirichlet(0.5)",
+    "clients": 20,
+    "rounds": 10,
+    "batch_size": 16,
+    "eval_every": 5,
+}
 Figures: TypeAlias = dict[str, float]  # metric -> value
 
 
@@ -68,12 +77,12 @@ class Row:
 class Tier:
     """Settings that override those of the rows, and this tier's own figures by row label.
 
-    `own` are further settings of single rows, by label too; `rows` stand in place of the recipe's.
+    `by_row` are further settings by label; `rows` stand in place of the recipe's.
     """
 
     settings: Settings = field(default_factory=dict)
     expected: Mapping[str, tuple[Expected, ...]] = field(default_factory=dict)
-    own: Mapping[str, Settings] = field(default_factory=dict)
+    by_row: Mapping[str, Settings] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
 
 
@@ -92,14 +101,14 @@ class Recipe:
         for name, tier in self.tiers.items():
             rows = self.rows_of(name)
             labels = {row.label for row in rows}
-            named = {x.split(": ")[0] for x in (*tier.expected, *tier.own)}
+            named = {x.split(": ")[0] for x in (*tier.expected, *tier.by_row)}
             if len(labels) < len(rows) or named - labels:
                 raise ConfigError(
                     f"recipe {self.name}: labels of rows must differ, and tiers may expect figures "
                     f"of these alone: {sorted(labels)}; found {sorted(named - labels)} beside them."
                 )
             expected = (*tier.expected.values(), *(row.expected for row in rows))
-            for metric in (*self.shown, *(x.metric for found in expected for x in found)):
+            for metric in (*self.shown, *(x.metric for of_row in expected for x in of_row)):
                 if metric not in METRICS:
                     raise ConfigError(f"recipe {self.name}: {unknown('metric', metric, METRICS)}")
 
@@ -119,8 +128,12 @@ class Recipe:
         Options are the papers', unless a row names another preset.
         """
         its = self.tiers[tier]
-        own = {**row.settings, **its.settings, **its.own.get(row.label, {})}
-        return {"preset": "paper", **own}
+        return {
+            "preset": "paper",
+            **row.settings,
+            **its.settings,
+            **its.by_row.get(row.label, {}),
+        }
 
     def datasets(self, tier: TierName) -> tuple[str, ...]:
         """The data sets that a tier needs."""
@@ -138,8 +151,8 @@ class Recipe:
 
 def _late(name: str, record: Record) -> float | None:
     """The mean over the last ten evaluations."""
-    found = [v for row in record.rows if (v := getattr(row, name)) is not None][-10:]
-    return mean(found) if found else None
+    scores = [v for row in record.rows if (v := getattr(row, name)) is not None][-10:]
+    return mean(scores) if scores else None
 
 
 def _at_best(record: Record, name: str) -> float | None:
@@ -150,8 +163,8 @@ def _at_best(record: Record, name: str) -> float | None:
 
 def _per_client(record: Record, name: str) -> float | None:
     """The sum over a client's rounds of a method's own figure, averaged over all clients."""
-    found = [row.clients * row.values[name] for row in record.rows if name in row.values]
-    return sum(found) / record.summary.num_clients if found else None
+    sums = [row.clients * row.values[name] for row in record.rows if name in row.values]
+    return sum(sums) / record.summary.num_clients if sums else None
 
 
 METRICS: dict[str, Callable[[Record], float | None]] = {

@@ -45,7 +45,7 @@ def add(path: Path, command: str, lines: Iterable[Line]) -> None:
         sections[-1][1].extend(lines)
     else:
         sections.append((head, lines))
-    kept = [line for head, found in sections if found for line in (head, *found)]
+    kept = [line for head, below in sections if below for line in (head, *below)]
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.write(path, "".join(f"{json.dumps(x, ensure_ascii=False)}\n" for x in kept).encode())
 
@@ -78,19 +78,19 @@ def _commit() -> str | None:
 
 
 def _sections(path: Path) -> list[tuple[Line, list[Line]]]:
-    found: list[tuple[Line, list[Line]]] = []
+    sections: list[tuple[Line, list[Line]]] = []
     try:
         for line in map(json.loads, path.read_text().splitlines()):
             if "command" in line:
-                found.append((line, []))
+                sections.append((line, []))
             else:
-                found[-1][1].append(line)
+                sections[-1][1].append(line)
     except (OSError, ValueError, IndexError, TypeError) as error:
         raise DataError(
             f"{path}: not a file of results, whose first line has the command ({error!r}). "
             "`fedsieve reproduce NAME --write FOLDER` makes one."
         ) from error
-    return found
+    return sections
 
 
 def _key(line: Line) -> tuple[str, int | None]:

@@ -153,7 +153,7 @@ def reproduce(
         for row in rows
         if row.calculate is None or seed == 0
     ]
-    done = {job.label: found for job in jobs if (found := _find(job, root)) is not None}
+    done = {job.label: kept for job in jobs if (kept := _find(job, root)) is not None}
     missing = [job for job in jobs if job.label not in done]
     _check_inputs(recipe.name, tier, missing, data_root)
     stopped = _finish(missing, done, root, watch)
@@ -164,7 +164,7 @@ def reproduce(
         tier,
         seeds,
         tuple(x for row in rows for x in lines(recipe, row, tier, trials[row.label])),
-        {label: cost for label, own in trials.items() if (cost := _cost(own))},
+        {label: cost for label, of_row in trials.items() if (cost := _cost(of_row))},
         tuple(job.label for job in jobs if job.label not in done),
         (*(t for job in jobs for t in done.get(job.label, ())), *stopped),
     )
@@ -174,42 +174,42 @@ def lines(recipe: Recipe, row: Row, tier: TierName, trials: Sequence[Trial]) -> 
     """The figures of a row: what the tier or the paper expects, and what is shown besides."""
     departure = recipe.departure(row, tier) if row.expected else ""
     is_run = row.measure is None and row.calculate is None
-    found = []
+    table = []
     for label in dict.fromkeys(t.row for t in trials) or (row.label,):
-        own = [t for t in trials if t.row == label]
+        of_label = [t for t in trials if t.row == label]
         expected = [
             *((x, "") for x in recipe.tiers[tier].expected.get(label, ())),
             *((x, departure) for x in row.expected),
-            *((x, "") for t in own[:1] for x in t.expected),
+            *((x, "") for t in of_label[:1] for x in t.expected),
         ]
-        shown = recipe.shown if is_run else tuple(n for t in own[:1] for n in t.figures)
-        formula = own[0].formula if own else ""
+        shown = recipe.shown if is_run else tuple(n for t in of_label[:1] for n in t.figures)
+        formula = of_label[0].formula if of_label else ""
         for metric in dict.fromkeys((*shown, *(x.metric for x, _ in expected))):
-            ours = measured([t.figures[metric] for t in own if metric in t.figures])
+            ours = measured([t.figures[metric] for t in of_label if metric in t.figures])
             aims = [(x, d) for x, d in expected if x.metric == metric]
-            if not aims and (ours is not None or not own):
-                found.append(Line(label, metric, None, ours, judge(ours, None), formula))
-            found += [Line(label, metric, x, ours, judge(ours, x, d), formula) for x, d in aims]
-    return found
+            if not aims and (ours is not None or not of_label):
+                table.append(Line(label, metric, None, ours, judge(ours, None), formula))
+            table += [Line(label, metric, x, ours, judge(ours, x, d), formula) for x, d in aims]
+    return table
 
 
 def evaluated(rows: Sequence[RoundRow]) -> list[dict[str, float]]:
     """Evaluated rounds with scores, densities and the bytes sent since the start."""
-    sent, found = dict.fromkeys(("up_bytes", "down_bytes", "paper_bytes"), 0), []
+    sent, rounds = dict.fromkeys(("up_bytes", "down_bytes", "paper_bytes"), 0), []
     for row in rows:
         sent = {name: total + getattr(row, name) for name, total in sent.items()}
         if row.scores:
             values = {n: v for n in EVALUATED if (v := getattr(row, n)) is not None}
-            found.append(
+            rounds.append(
                 {"round": row.round, **{n: round(v, 5) for n, v in values.items()}, **sent}
             )
-    return found
+    return rounds
 
 
 def figures_of(record: Record) -> Figures:
     """All figures of a finished run."""
-    found = {name: metric(record) for name, metric in METRICS.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    figures = {name: metric(record) for name, metric in METRICS.items()}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _check_inputs(name: str, tier: TierName, jobs: list[_Job], data_root: Path | None) -> None:
@@ -270,7 +270,7 @@ def _make(job: _Job, root: Path, watcher: Watcher) -> list[Trial] | None:
             for x in job.row.calculate()
         ]  # fmt: skip
     if job.row.measure is None:
-        record = library.obtain(job.settings, root, watcher)
+        record = library.find_or_run(job.settings, root, watcher)
         return [_of_run(job, record)] if record.summary.status == "finished" else None
     path, rows = job.kept(root), job.row.measure(job.settings)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -278,8 +278,8 @@ def _make(job: _Job, root: Path, watcher: Watcher) -> list[Trial] | None:
     return _find(job, root)
 
 
-def _trial(job: _Job, label: str, **found: Any) -> Trial:
-    return Trial(row=label, seed=job.seed, settings=job.given, **found)
+def _trial(job: _Job, label: str, **fields: Any) -> Trial:
+    return Trial(row=label, seed=job.seed, settings=job.given, **fields)
 
 
 def _of_run(job: _Job, record: Record) -> Trial:
@@ -287,6 +287,6 @@ def _of_run(job: _Job, record: Record) -> Trial:
 
 
 def _cost(trials: Sequence[Trial]) -> Cost | None:
-    found = [t.figures for t in trials if "sent_bytes" in t.figures]
+    runs = [t.figures for t in trials if "sent_bytes" in t.figures]
     names = ("sent_bytes", "paper_bytes", "macs_dense", "macs_ideal")
-    return Cost(*(mean(f[name] for f in found) for name in names)) if found else None
+    return Cost(*(mean(f[name] for f in runs) for name in names)) if runs else None

@@ -54,7 +54,7 @@ class Printed:
         return float(self.digits)
 
 
-Bound: TypeAlias = Within | AtLeast | AtMost | Printed
+Criterion: TypeAlias = Within | AtLeast | AtMost | Printed
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Expected:
     """A figure of a row: which one, what it should be, and who says so."""
 
     metric: str
-    bound: Bound
+    bound: Criterion
     source: str
 
 

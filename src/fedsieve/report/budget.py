@@ -22,6 +22,9 @@ class Figure(msgspec.Struct, frozen=True):
     spread: float | None
     n: int
 
+    def __str__(self) -> str:
+        return f"{self.mean:.4f}" + (f"±{self.spread:.4f}" if self.spread else "")
+
 
 def figure(values: Iterable[float | None]) -> Figure | None:
     """Mean, spread and number of the values that are there."""

@@ -3,7 +3,7 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -133,9 +133,9 @@ def traffic(folder: Path) -> dict[Direction, Traffic]:
         with path.open("rb") as file:
             for line in file:
                 sent = decoder.decode(line)
-                mine = sums[sent.direction]
+                total = sums[sent.direction]
                 for name in Traffic.__struct_fields__:
-                    setattr(mine, name, getattr(mine, name) + getattr(sent, name))
+                    setattr(total, name, getattr(total, name) + getattr(sent, name))
     except (OSError, msgspec.MsgspecError) as error:
         raise DataError(f"{path}: not a readable list of messages: {error}.") from error
     return sums
@@ -181,11 +181,6 @@ def histogram(values: Sequence[float], bins: int = 20) -> tuple[list[float], lis
     """Edges and counts; scores from 0 (or the lowest, if below) to 1."""
     counts, edges = np.histogram(values, bins=bins, range=(min(0.0, *values), max(1.0, *values)))
     return edges.tolist(), counts.tolist()
-
-
-def running(record: Record, name: str) -> list[int]:
-    """A field of a row, added up over rounds."""
-    return list(accumulate(getattr(row, name) for row in record.rows))
 
 
 def _settings(record: Record) -> dict[str, str]:

@@ -81,8 +81,8 @@ class Runs:
         return head, [
             [
                 line.label,
-                _shown(line.score) + ("†" if line.is_local else ""),
-                _shown(line.density),
+                str(line.score or "-") + ("†" if line.is_local else ""),
+                str(line.density or "-"),
                 size(sent.mean) if (sent := line.spent["bytes"]) else "-",
                 *(["-" if line.share is None else percent(line.share)] if shares else []),
                 str(len(line.seeds)),
@@ -147,9 +147,3 @@ def _row(line: Line, g: Group) -> dict[str, Any]:
         "seconds": sum(r.summary.seconds for r in g.records) / len(g.records),
         "seeds": len(line.seeds),
     }
-
-
-def _shown(value: Figure | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value.mean:.4f}" + (f"±{value.spread:.4f}" if value.spread else "")

@@ -8,7 +8,7 @@ from fedsieve.core.method import method_class
 from fedsieve.core.options import spell
 from fedsieve.jobs.config import SETTINGS, Config, method_options
 from fedsieve.jobs.library import Record
-from fedsieve.jobs.settings import INDIFFERENT
+from fedsieve.jobs.settings import NOT_HASHED
 
 
 def labels(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:
@@ -35,7 +35,7 @@ def labels(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:
 
 def _flat(record: Record, but: Collection[str]) -> dict[str, str]:
     config = record.config
-    plain = {n: getattr(config, n) for n in SETTINGS if n not in {*INDIFFERENT, *but, "method"}}
+    plain = {n: getattr(config, n) for n in SETTINGS if n not in {*NOT_HASHED, *but, "method"}}
     return _spelled(plain | config.options)
 
 

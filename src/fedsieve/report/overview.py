@@ -8,12 +8,11 @@ from fedsieve.drawing import svg, units
 from fedsieve.drawing.svg import Axis, Point, Series
 from fedsieve.report.answer import answer, percent
 from fedsieve.report.compare import candidates, group, mismatches
-from fedsieve.report.figures import Run, running, thinned
+from fedsieve.report.figures import Run
 from fedsieve.report.markup import Cell, Content, Figure, Note, Table, cell
-from fedsieve.report.sections import percent_axis
+from fedsieve.report.sections import megabytes, percent_axis, series
 
 UNIT = re.compile(r"(\d) (B|kB|MB|GB|%|points)")
-POINTS = 400  # in the picture, over all runs
 
 
 class Overview(NamedTuple):
@@ -40,32 +39,17 @@ def _answer(runs: Sequence[Run]) -> str:
 
 def _curve(runs: Sequence[Run]) -> Figure:
     kind = runs[0].record.summary.score
-    drawn = [(run, _points(run)) for run in runs]
-    sent = [p.x for _, points in drawn for p in points]
+    curves = series(runs, lambda r: r.record.summary.score_field, megabytes, is_positive=True)
+    sent = [p.x for curve in curves for p in curve.points]
     caption = f"{kind[0].upper()}{kind[1:]} over bytes really sent, up and down together"
     if not sent:
         return Figure(None, caption, why="No bytes were sent, or no round was evaluated.")
-    series = []
-    for run, points in drawn:
-        shown = points or _level(run, min(sent), max(sent))
-        most = min(max(POINTS // len(runs), 24), 160)
-        if shown:
-            series.append(Series(run.number, thinned(shown, [p.y for p in shown], most)))
+    silent = [run for run in runs if run.number not in {curve.run for curve in curves}]
+    levels = [Series(run.number, _level(run, min(sent), max(sent))) for run in silent]
+    drawn = sorted([*curves, *(s for s in levels if s.points)], key=lambda s: s.run)
     height = Axis(kind, units.number if kind == "R2" else percent_axis)
     across = Axis("MB sent, both ways (log)", is_log=True)
-    return Figure(svg.curves(series, across, height, caption), caption)
-
-
-def _points(run: Run) -> list[Point]:
-    summary = run.record.summary
-    which = "local " if summary.is_local else ""
-    sent = running(run.record, "sent_bytes")
-    return [
-        Point(x / 1e6, y, f"{run.label}, round {row.round}: {which}{units.score(y, summary.score)} "
-              f"at {units.size(x)}")
-        for row, x in zip(run.record.rows, sent, strict=True)
-        if (y := getattr(row, summary.score_field)) is not None and x > 0
-    ]  # fmt: skip
+    return Figure(svg.curves(drawn, across, height, caption), caption)
 
 
 def _level(run: Run, low: float, high: float) -> list[Point]:

@@ -5,9 +5,10 @@ from typing import Any
 
 from fedsieve.drawing import svg, units
 from fedsieve.drawing.svg import Axis, Point, Series
-from fedsieve.jobs.settings import INDIFFERENT
-from fedsieve.metrics.rows import SCORES, SUMMARY, Row, Unit, scope
-from fedsieve.report.figures import Run, differing, running, spread, thinned
+from fedsieve.jobs.settings import NOT_HASHED
+from fedsieve.metrics.rows import AXES, SCORES, SUMMARY, Row, Unit, scope
+from fedsieve.report.budget import spent
+from fedsieve.report.figures import Run, differing, spread, thinned
 from fedsieve.report.markup import Block, Content, Figure, Grid, Note, Panels, Table, cell
 
 POINTS = 400  # in one picture, over all runs
@@ -61,7 +62,7 @@ def differences(runs: Sequence[Run]) -> list[Block]:
     """Settings that all runs have and that set them apart, then what only some methods have."""
     tables = [run.settings for run in runs]
     shared = [n for n in tables[0] if all(n in table for table in tables)]
-    apart = [n for n in differing(tables) if n in shared and n != "method" and n not in INDIFFERENT]
+    apart = [n for n in differing(tables) if n in shared and n != "method" and n not in NOT_HASHED]
     rows = [[n, *(run.settings[n] for run in runs)] for n in apart]
     blocks: list[Block] = [Table("Settings that differ", ["", *runs], rows)] if rows else []
     for run in runs:
@@ -86,12 +87,12 @@ def scores(runs: Sequence[Run]) -> list[Block]:
 
 def density(runs: Sequence[Run]) -> list[Block]:
     """Density and loss over rounds."""
-    kept = _series(runs, "density", _rounds)
+    kept = series(runs, "density", _rounds)
     if not kept:
         return [Note("No round was finished.")]
     picture = svg.curves(kept, ROUND, Axis("density"), "Density over rounds")
     figures = [Figure(picture, "Density of the model over rounds")]
-    loss = _series(runs, "loss", _rounds)
+    loss = series(runs, "loss", _rounds)
     if loss:
         picture = svg.curves(loss, ROUND, Axis("loss"), "Test loss over rounds")
         figures.append(Figure(picture, "Test loss over rounds"))
@@ -138,13 +139,13 @@ def _score_figures(runs: Sequence[Run], name: str) -> list[Figure]:
     height = Axis(what, units.number if kind == "R2" else percent_axis)
     axes: tuple[tuple[Axis, Callable[[Run], list[float]], str], ...] = (
         (ROUND, _rounds, "over rounds"),
-        (Axis("sent both ways, MB (log)", is_log=True), _megabytes, "against bytes sent"),
+        (Axis("sent both ways, MB (log)", is_log=True), megabytes, "against bytes sent"),
         (Axis("MACs, zeros skipped (log)", units.large, is_log=True), _macs, "against computation"),
     )
     figures = []
     for axis, places, words in axes:
         caption = f"{what[0].upper()}{what[1:]} {words}"
-        drawn = _series(runs, name, places, is_positive=axis.is_log)
+        drawn = series(runs, name, places, is_positive=axis.is_log)
         absent = [r.label for r in runs if r.number not in {s.run for s in drawn}]
         why = f" (not drawn: {', '.join(absent)})" if absent else ""
         if drawn:
@@ -152,23 +153,25 @@ def _score_figures(runs: Sequence[Run], name: str) -> list[Figure]:
     return figures
 
 
-def _series(
+def series(
     runs: Sequence[Run],
-    name: str,
+    field: str | Callable[[Run], str],
     places: Callable[[Run], list[float]],
     *,
     is_positive: bool = False,
 ) -> list[Series]:
-    most, series = min(max(POINTS // len(runs), 24), 160), []
+    """A field of the rows of each run that has some, over rounds or what was spent."""
+    most, curves = min(max(POINTS // len(runs), 24), 160), []
     for run in runs:
+        name = field if isinstance(field, str) else field(run)
         points = [
             Point(x, y, _tip(run, row, name, y, x if is_positive else None, places))
             for row, x in zip(run.record.rows, places(run), strict=True)
             if (y := getattr(row, name)) is not None and (x > 0 or not is_positive)
         ]
         if points:
-            series.append(Series(run.number, thinned(points, [p.y for p in points], most)))
-    return series
+            curves.append(Series(run.number, thinned(points, [p.y for p in points], most)))
+    return curves
 
 
 def _tip(
@@ -176,22 +179,23 @@ def _tip(
 ) -> str:
     is_score = name.endswith("accuracy")
     value = units.score(y, run.record.summary.score) if is_score else f"{y:.4f}"
-    text = f"{run.label}, round {row.round}: {value}"
+    which = "local " if name == "local_accuracy" else ""
+    text = f"{run.label}, round {row.round}: {which}{value}"
     if x is None:
         return text
-    return f"{text} at {f'{x:.4g} MB' if places is _megabytes else f'{units.large(x)}MACs'}"
+    return f"{text} at {units.size(1e6 * x) if places is megabytes else f'{units.large(x)}MACs'}"
 
 
 def _rounds(run: Run) -> list[float]:
     return [row.round for row in run.record.rows]
 
 
-def _megabytes(run: Run) -> list[float]:
-    return [b / 1e6 for b in running(run.record, "sent_bytes")]
+def megabytes(run: Run) -> list[float]:
+    return [b / 1e6 for b in spent(run.record.rows, AXES["bytes"])]
 
 
 def _macs(run: Run) -> list[float]:
-    return [float(m) for m in running(run.record, "macs_ideal")]
+    return [float(m) for m in spent(run.record.rows, AXES["macs_ideal"])]
 
 
 def percent_axis(value: float) -> str:

@@ -215,19 +215,19 @@ def _replaced(ups: Sequence[Any], estimate: Estimate, false: int) -> list[Any]:
             same = [float(estimate(numbers, range(len(ups))))] * len(ups)
         else:
             same = [dict(value) for value in values]
-        for own, value in zip(new, same, strict=True):
-            own[name] = value
+        for fields_of_up, value in zip(new, same, strict=True):
+            fields_of_up[name] = value
     for name, role in roles.items():
         if isinstance(role, Bit):
-            _vote([own[name] for own in new], false)
+            _vote([fields_of_up[name] for fields_of_up in new], false)
     for name, role in roles.items():
         if isinstance(role, Whole):
-            _replace_whole([own[name] for own in new], estimate)
+            _replace_whole([fields_of_up[name] for fields_of_up in new], estimate)
         elif isinstance(role, Kept):
             before = [getattr(up, role.where) for up in ups]
-            after = [own[role.where] for own in new]
-            _replace_kept([own[name] for own in new], before, after, estimate)
-    return [kind(**own) for own in new]
+            after = [fields_of_up[role.where] for fields_of_up in new]
+            _replace_kept([fields_of_up[name] for fields_of_up in new], before, after, estimate)
+    return [kind(**fields_of_up) for fields_of_up in new]
 
 
 def _vote(bits: list[Params], false: int) -> None:
@@ -304,12 +304,12 @@ def _disagreement(replies: Replies) -> Tensor:
 
 def _changes(replies: Replies, *, sparse: bool = False) -> list[Tensor]:
     """Updates of each tensor, stacked; only those under masks if `sparse`."""
-    found: dict[tuple[str, str], list[Tensor]] = {}
+    changes: dict[tuple[str, str], list[Tensor]] = {}
     for up, down in zip(*replies, strict=True):
         for x in entries(up, down):
             if not sparse or x.sent is not None:
-                found.setdefault((x.field, x.name), []).append(x.change)
-    return [torch.stack(moved) for moved in found.values() if len(moved) == len(replies.ups)]
+                changes.setdefault((x.field, x.name), []).append(x.change)
+    return [torch.stack(moved) for moved in changes.values() if len(moved) == len(replies.ups)]
 
 
 def _in_medians(distances: Tensor) -> Tensor:

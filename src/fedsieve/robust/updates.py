@@ -106,7 +106,7 @@ def moved(up: Any, down: Any, change: Callable[[Entry], Tensor]) -> Any:
     for x in entries(up, down):
         value = change(x) if x.start is None else x.start + change(x)
         changed.setdefault(x.field, {})[x.name] = value if x.sent is None else value * x.sent
-    return up._replace(**{f: getattr(up, f) | own for f, own in changed.items()})
+    return up._replace(**{f: getattr(up, f) | tensors for f, tensors in changed.items()})
 
 
 def scaled(up: Any, down: Any, factor: float) -> Any:

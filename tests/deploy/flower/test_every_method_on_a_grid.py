@@ -13,7 +13,7 @@ from fedsieve.deploy.flower.transport import GridTransport
 from fedsieve.deploy.server import receipts
 from fedsieve.jobs import api
 from fedsieve.jobs.api import Watcher
-from fedsieve.jobs.engine import Engine
+from fedsieve.jobs.execution import Engine
 from grid import LocalGrid, node_servers, terms_of
 from small import METHODS, small_job, steady
 

@@ -13,11 +13,12 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 import httpx
 import msgspec
 
+from deployment import free_port
 from fedsieve.deploy import proxy
 from fedsieve.deploy.certificates import make_all
 from fedsieve.deploy.flower.fleet import Fleet
 from fedsieve.deploy.flower.reasons import reason_of
-from fedsieve.deploy.processes import Children, free_port, proxy_command
+from fedsieve.deploy.processes import Children, proxy_command
 from fedsieve.deploy.signature import fresh_key
 
 

@@ -16,7 +16,7 @@ ALPHA_LIMIT = 1e9  # equal shares for any purpose; an infinite one cannot be dra
 _ATTEMPTS = 1000
 
 
-class Cut(NamedTuple):
+class Assignment(NamedTuple):
     """The client of each training and of each test example."""
 
     owner: Ints
@@ -37,7 +37,7 @@ class Dirichlet:
     def __post_init__(self) -> None:
         in_range("dirichlet: alpha", self.alpha, 0, ALPHA_LIMIT, above=True)
 
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
+    def assign(self, dataset: Dataset, num_clients: int, key: Key) -> Assignment:
         groups, test_groups = classes(dataset, "dirichlet")
         sizes = np.bincount(groups, minlength=dataset.num_classes)
         draw = generator(fold(key, "shares"))
@@ -49,7 +49,7 @@ class Dirichlet:
         else:
             share = draw.dirichlet(np.full(num_clients, self.alpha), len(sizes)).T
             counts = splits.apportion(share, sizes)
-        owner = splits.deal(groups, counts, fold(key, "deal"))
+        owner = splits.distribute(groups, counts, fold(key, "deal"))
         return follow(owner, groups, test_groups, num_clients, key)
 
 
@@ -68,7 +68,7 @@ class CappedDirichlet:
         in_range("capped_dirichlet: alpha", self.alpha, 0, ALPHA_LIMIT, above=True)
         in_range("capped_dirichlet: min_examples", self.min_examples, 0)
 
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
+    def assign(self, dataset: Dataset, num_clients: int, key: Key) -> Assignment:
         groups, test_groups = classes(dataset, "capped_dirichlet")
         sizes = np.bincount(groups, minlength=dataset.num_outputs)
         for attempt in range(_ATTEMPTS):
@@ -76,7 +76,7 @@ class CappedDirichlet:
             share = draw.dirichlet(np.full(num_clients, self.alpha), len(sizes)).T
             counts = splits.capped(share, sizes)
             if counts.sum(1).min() >= self.min_examples:
-                owner = splits.deal(groups, counts, fold(key, "deal"))
+                owner = splits.distribute(groups, counts, fold(key, "deal"))
                 return follow(owner, groups, test_groups, num_clients, key)
         raise _too_few("capped_dirichlet", num_clients, self.min_examples)
 
@@ -97,7 +97,7 @@ class NumpyDirichlet:
         in_range("numpy_dirichlet: seed", self.seed, 0, 2**32 - 1)
         in_range("numpy_dirichlet: min_examples", self.min_examples, 0)
 
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
+    def assign(self, dataset: Dataset, num_clients: int, key: Key) -> Assignment:
         groups, test_groups = classes(dataset, "numpy_dirichlet")
         draw = np.random.RandomState(self.seed)
         for _ in range(_ATTEMPTS):
@@ -116,7 +116,7 @@ class Shards:
     def __post_init__(self) -> None:
         in_range("shards: per_client", self.per_client, 1)
 
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
+    def assign(self, dataset: Dataset, num_clients: int, key: Key) -> Assignment:
         groups, test_groups = classes(dataset, "shards")
         pieces = num_clients * self.per_client
         order = generator(fold(key, "deal")).permutation(len(groups))
@@ -138,12 +138,12 @@ def classes(dataset: Dataset, scheme: str) -> tuple[Ints, Ints]:
     return dataset.y.numpy(), dataset.y_test.numpy()
 
 
-def follow(owner: Ints, groups: Ints, test_groups: Ints, num_clients: int, key: Key) -> Cut:
+def follow(owner: Ints, groups: Ints, test_groups: Ints, num_clients: int, key: Key) -> Assignment:
     """A cut whose test examples of each group are dealt as its training examples are."""
     num_groups = 1 + int(max(groups.max(), test_groups.max()))
     share = splits.shares(owner, groups, num_clients, num_groups)
     counts = splits.apportion(share, np.bincount(test_groups, minlength=num_groups))
-    return Cut(owner, splits.deal(test_groups, counts, fold(key, "test")))
+    return Assignment(owner, splits.distribute(test_groups, counts, fold(key, "test")))
 
 
 def _too_few(scheme: str, num_clients: int, min_examples: int) -> DataError:

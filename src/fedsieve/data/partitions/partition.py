@@ -78,12 +78,12 @@ def split(
     in_range("partition: validation", validation, 0, 1)
     base = scheme.base if isinstance(scheme, FeatureShift) else scheme
     clients = _count_clients(dataset, base, num_clients)
-    cut = base.cut(dataset, clients, key)
-    owner = splits.fill_empty(cut.owner, clients)
+    assigned = base.assign(dataset, clients, key)
+    owner = splits.fill_empty(assigned.owner, clients)
     is_out = splits.held_out(owner, clients, validation, fold(key, "validation"))
     train = _shards(np.where(is_out, NOBODY, owner), clients)
     held_out = _shards(np.where(is_out, owner, NOBODY), clients)
-    test = _shards(splits.fill_empty(cut.test_owner, clients), clients)
+    test = _shards(splits.fill_empty(assigned.test_owner, clients), clients)
     shift = None
     if isinstance(scheme, FeatureShift):
         shift = scheme.draw(dataset, clients, fold(key, "shift"))

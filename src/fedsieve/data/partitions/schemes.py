@@ -20,8 +20,8 @@ from fedsieve.data.dataset import Dataset
 from fedsieve.data.partitions import splits
 from fedsieve.data.partitions.label_skew import (
     ALPHA_LIMIT,
+    Assignment,
     CappedDirichlet,
-    Cut,
     Dirichlet,
     NumpyDirichlet,
     Shards,
@@ -35,7 +35,7 @@ from fedsieve.data.partitions.splits import Floats, Ints
 class Iid:
     """Equal random parts."""
 
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
+    def assign(self, dataset: Dataset, num_clients: int, key: Key) -> Assignment:
         return _one_group(dataset, np.full(num_clients, 1 / num_clients), key)
 
 
@@ -48,7 +48,7 @@ class Quantity:
     def __post_init__(self) -> None:
         in_range("quantity: alpha", self.alpha, 0, ALPHA_LIMIT, above=True)
 
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
+    def assign(self, dataset: Dataset, num_clients: int, key: Key) -> Assignment:
         draw = generator(fold(key, "shares")).dirichlet(np.full(num_clients, self.alpha))
         return _one_group(dataset, draw, key)
 
@@ -65,7 +65,7 @@ class Clusters:
         for name in ("k", "parts", "per_client"):
             in_range(f"clusters: {name}", getattr(self, name), 1)
 
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
+    def assign(self, dataset: Dataset, num_clients: int, key: Key) -> Assignment:
         total = self.k * self.parts
         if num_clients * self.per_client > total:
             raise DataError(
@@ -75,7 +75,7 @@ class Clusters:
         groups, test_groups = self._cluster(dataset, fold(key, "centres"))
         even = np.full((self.parts, self.k), 1 / self.parts)
         counts = splits.apportion(even, np.bincount(groups, minlength=self.k))
-        part = groups * self.parts + splits.deal(groups, counts, fold(key, "deal"))
+        part = groups * self.parts + splits.distribute(groups, counts, fold(key, "deal"))
         holder = np.full(total, splits.NOBODY)
         taken = generator(fold(key, "shares")).permutation(total)[: num_clients * self.per_client]
         holder[taken] = np.arange(len(taken)) % num_clients
@@ -113,12 +113,12 @@ class Natural:
             enough = np.intersect1d(enough, dataset.owners_test.numpy())
         return enough
 
-    def cut(self, dataset: Dataset, num_clients: int, key: Key) -> Cut:
+    def assign(self, dataset: Dataset, num_clients: int, key: Key) -> Assignment:
         owners = self.owners(dataset)
         chosen = owners[keys.sample(fold(key, "owners"), len(owners), num_clients)]
         owner = _position(chosen, _owners(dataset))
         if dataset.owners_test is not None:
-            return Cut(owner, _position(chosen, dataset.owners_test.numpy()))
+            return Assignment(owner, _position(chosen, dataset.owners_test.numpy()))
         groups, test_groups = (
             _whole_set(dataset)
             if dataset.kind in {"labels", "values"}
@@ -165,10 +165,10 @@ def _whole_set(dataset: Dataset) -> tuple[Ints, Ints]:
     return np.zeros(len(dataset.x), np.int64), np.zeros(len(dataset.x_test), np.int64)
 
 
-def _one_group(dataset: Dataset, share: Floats, key: Key) -> Cut:
+def _one_group(dataset: Dataset, share: Floats, key: Key) -> Assignment:
     groups, test_groups = _whole_set(dataset)
     counts = splits.apportion(share[:, None], np.array([len(groups)]))
-    owner = splits.deal(groups, counts, fold(key, "deal"))
+    owner = splits.distribute(groups, counts, fold(key, "deal"))
     return follow(owner, groups, test_groups, len(share), key)
 
 

@@ -63,7 +63,7 @@ def numpy_capped(groups: Ints, num_clients: int, alpha: float, draw: RandomState
     return owner
 
 
-def deal(groups: Ints, counts: Ints, key: Key) -> Ints:
+def distribute(groups: Ints, counts: Ints, key: Key) -> Ints:
     """Owners such that client c gets counts[c, g] random examples of group g."""
     num_clients, num_groups = counts.shape
     left = np.bincount(groups, minlength=num_groups) - counts.sum(0)

@@ -49,10 +49,10 @@ def locate(source: FileSource, root: Path | None) -> dict[str, Path]:
     """
     missing = []
     for layout in source.layouts:
-        found = {name: path for name in layout if (path := _find(name, root)) is not None}
-        if len(found) == len(layout):
-            return found
-        missing.append(", ".join(name for name in layout if name not in found))
+        paths = {name: path for name in layout if (path := _find(name, root)) is not None}
+        if len(paths) == len(layout):
+            return paths
+        missing.append(", ".join(name for name in layout if name not in paths))
     looked = ", ".join(str(f.absolute()) for f in folders(root))
     raise DataError(
         f"{name_of(type(source))}: missing {'; or instead '.join(missing)}. Looked in {looked}. "

@@ -16,20 +16,8 @@ import torch
 
 from fedsieve.core.errors import ConfigError, WireError
 from fedsieve.engine.client import ClientRuntime
-from fedsieve.engine.requests import (
-    REQUESTS,
-    RESPONSES,
-    Evaluate,
-    EvaluateOwn,
-    Failure,
-    Held,
-    Kinds,
-    PackedOnce,
-    Request,
-    Response,
-    parts,
-    who,
-)
+from fedsieve.engine.request_encoding import REQUESTS, RESPONSES, Held, Kinds, PackedOnce, parts
+from fedsieve.engine.requests import Evaluate, EvaluateOwn, Failure, Request, Response, who
 
 
 class Pool:

@@ -7,7 +7,7 @@ Differs  the paper feeds pixels 0..255 with rate 0.001, here inputs are standard
          0.01, so accuracies have no printed counterpart. FedProx and FedOpt are not in its tables.
 """
 
-from fedsieve.recipes.recipe import Recipe, Row, Tier, register
+from fedsieve.recipes.recipe import ON_DIGITS, Recipe, Row, Tier, register
 from fedsieve.recipes.verdict import AtLeast, Expected, Within
 
 SHARED = {
@@ -74,16 +74,7 @@ recipe = Recipe(
     ),
     tiers={
         "smoke": Tier(
-            settings={
-                "dataset": "digits",
-                "model": "conv_small",
-                "partition": "dirichlet(0.5)",
-                "clients": 20,
-                "rounds": 10,
-                "batch_size": 16,
-                "eval_every": 5,
-                "lr": 0.03,
-            },
+            settings={**ON_DIGITS, "lr": 0.03},
             expected=dict.fromkeys(LABELS, SMOKE),
         ),
         "small": Tier(settings={"rounds": 40}, expected=dict.fromkeys(LABELS, SMALL)),

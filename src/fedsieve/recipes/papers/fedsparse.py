@@ -17,7 +17,7 @@ Differs  Femnist is not at hand: MNIST by writer and EMNIST letters stand in for
 
 from collections.abc import Iterable
 
-from fedsieve.recipes.recipe import Recipe, Row, Settings, Tier, register
+from fedsieve.recipes.recipe import ON_DIGITS, Recipe, Row, Settings, Tier, register
 from fedsieve.recipes.verdict import AtLeast, Expected, Within
 
 SHARED = {
@@ -33,15 +33,7 @@ COSTS = {"low": 5e-7, "mid": 5e-6, "high": 5e-5}
 SPARSE = tuple(f"FedSparse {name}" for name in COSTS)
 SHOWN = ("late_global_accuracy", "late_local_accuracy", "sparsity", "true_mb", "paper_gib")
 PLAIN_LENET = "lenet5_wide(conv_dropout=0.0, fc_dropout=0.0)"
-SMOKE: Settings = {
-    "dataset": "digits",
-    "model": "conv_small",
-    "partition": "dirichlet(1.0)",
-    "clients": 20,
-    "rounds": 10,
-    "batch_size": 16,
-    "eval_every": 1,
-}
+SMOKE: Settings = {**ON_DIGITS, "partition": "dirichlet(1.0)", "eval_every": 1}
 VALUES = 18_710  # of conv_small
 
 
@@ -117,7 +109,7 @@ cifar10 = Recipe(
                 "rounds": 100,
                 "eval_every": 5,
             },
-            own={label: {"threshold_lr": 1.5e-3} for label in SPARSE},
+            by_row={label: {"threshold_lr": 1.5e-3} for label in SPARSE},
             expected={
                 "FedAvg": (by_formula(100, 582_026),),
                 "FedSparse high": (Expected("sparsity", AtLeast(0.5), "a bound of ours"),),

@@ -66,14 +66,14 @@ EXACT = Expected("density", Within(0.05, 1e-12), "floor(0.05 P) / P")
 def settings(method: str, task: str, regime: str = "SNR 20, c 0.2") -> dict[str, Any]:
     """Keywords of a run."""
     snr, correlation, alpha = REGIMES[regime]
-    own = METHODS[method][task]
+    chosen = METHODS[method][task]
     return {
         **SHARED,
-        **(STEPWISE if own["method"] == "flops" else LOCAL),
+        **(STEPWISE if chosen["method"] == "flops" else LOCAL),
         "partition": f"feature_shift(0.1, quantity({alpha}))",
         "dataset": DATA[task].format(snr=snr, correlation=correlation),
-        **EXTRA.get(own["method"], {}),
-        **own,
+        **EXTRA.get(chosen["method"], {}),
+        **chosen,
     }
 
 

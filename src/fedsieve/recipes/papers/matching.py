@@ -72,7 +72,7 @@ def _fusions(job: Job) -> Iterator[tuple[str, Figures]]:
         return {"global_accuracy": (predicted.argmax(1) == y).float().mean().item()}
 
     locals_ = [outputs(reply.weights) for reply in replies]
-    scores = [accuracy(own)["global_accuracy"] for own in locals_]
+    scores = [accuracy(params)["global_accuracy"] for params in locals_]
     yield "local mean", {"global_accuracy": sum(scores) / len(scores)}
     shared = _train(job, pfnm, pfnm.fresh(0, fold(key, "shared")))
     mean = tree.weighted_mean((r.weights, int(r.classes[CLASSES].sum())) for r in shared)

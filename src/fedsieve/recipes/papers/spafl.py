@@ -24,7 +24,7 @@ Differs  the paper prints one density and does not say of what. `local_density` 
 
 from typing import Any, NamedTuple
 
-from fedsieve.recipes.recipe import Recipe, Row, Settings, Tier, register
+from fedsieve.recipes.recipe import ON_DIGITS, Recipe, Row, Settings, Tier, register
 from fedsieve.recipes.verdict import AtLeast, AtMost, Expected, Within
 
 SHARED: dict[str, Any] = {
@@ -70,10 +70,10 @@ def traffic(rounds: int, receivers: int, thresholds: int = THRESHOLDS) -> Expect
 
 def printed(accuracy: float, density: float | None = None) -> tuple[Expected, ...]:
     """The paper's best accuracy, to be met within a point, and density at most, in per cent."""
-    found = Expected("best_local_accuracy", Within(accuracy / 100, 0.01), "SpaFL's table")
+    its_accuracy = Expected("best_local_accuracy", Within(accuracy / 100, 0.01), "SpaFL's table")
     if density is None:
-        return (found,)
-    return found, Expected("best_local_density", AtMost(density / 100), "SpaFL's table")
+        return (its_accuracy,)
+    return its_accuracy, Expected("best_local_density", AtMost(density / 100), "SpaFL's table")
 
 
 def inverse(alpha: float) -> Settings:
@@ -120,17 +120,7 @@ REACHED = (
     Expected("best_local_accuracy", AtLeast(0.90), "a trial of ours reached it in 140 rounds"),
     Expected("best_local_density", AtMost(0.06), "the same trial came to 0.05"),
 )
-SMOKE = {
-    "dataset": "digits",
-    "model": "conv_small",
-    "partition": "dirichlet(0.5)",
-    "clients": 20,
-    "rounds": 10,
-    "batch_size": 16,
-    "eval_every": 5,
-    "lr": 0.02,
-    "input_scale": "unit",
-}
+SMOKE = {**ON_DIGITS, "lr": 0.02, "input_scale": "unit"}
 SANE = Expected("seen_accuracy", AtLeast(0.4), "a floor of ours: chance is 0.1")
 
 main = Recipe(
@@ -182,7 +172,7 @@ main = Recipe(
         ),
         "medium": Tier(
             settings={"rounds": 200},
-            own={"SpaFL, outputs kept": SETTLED},
+            by_row={"SpaFL, outputs kept": SETTLED},
             expected=dict.fromkeys(("SpaFL, code", "SpaFL, outputs kept"), REACHED),
         ),
         "full": Tier(settings={}),

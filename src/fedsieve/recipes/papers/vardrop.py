@@ -111,13 +111,13 @@ class Percent:
 
     def expected(self, bench: Bench, devices: int) -> tuple[Expected, ...]:
         low, high = (share * bench.dense_gib(devices) for share in _range(self.comm, 3))
-        found = [
+        figures = [
             Expected("density", _between(*_range(self.density, 1.5)), SOURCE),
             Expected(
                 "paper_gib_per_client", _between(low, high), f"{SOURCE}, as a share of {VOLUME}"
             ),
         ]
-        return (*found, *_accuracy(self.accuracy))
+        return (*figures, *_accuracy(self.accuracy))
 
 
 def dense_row(bench: Bench, devices: int, accuracy: float | None = None) -> Row:
@@ -142,13 +142,13 @@ def sparse_row(
 ) -> Row:
     """Variational dropout for twice as many epochs."""
     epochs = 2 * bench.dense_epochs
-    own = {
+    of_row = {
         **_shared(bench, devices, bench.rounds(epochs, devices)),
         "ramp": bench.rounds(epochs / 4, devices),
         **settings,
     }
     expected = printed.expected(bench, devices)
-    return Row(label=f"{bench.label}{words}", settings=own, expected=expected)
+    return Row(label=f"{bench.label}{words}", settings=of_row, expected=expected)
 
 
 def pretrained(bench: Bench, devices: int, printed: Percent, words: str, **more: object) -> Row:
@@ -180,13 +180,13 @@ def table(
     tiers: dict[TierName, Tier] = {
         "smoke": Tier(
             settings=DIGITS,
-            own={row.label: _on_digits(row) for row in rows},
+            by_row={row.label: _on_digits(row) for row in rows},
             expected=_smoke_figures(rows),
         )
     }
     if small is not None:
-        own = {row.label: _in_small(row, small_batch) for row in rows}
-        tiers["small"] = Tier(settings=SMALL, own=own, expected=small)
+        by_row = {row.label: _in_small(row, small_batch) for row in rows}
+        tiers["small"] = Tier(settings=SMALL, by_row=by_row, expected=small)
     return Recipe(
         name=name,
         title=title,

@@ -14,8 +14,8 @@ from fedsieve.engine.client import ClientRuntime, Wire
 from fedsieve.engine.executors.cores import busy
 from fedsieve.engine.executors.inline import Inline
 from fedsieve.engine.executors.pool import Pool
-from fedsieve.engine.plan import Plan
 from fedsieve.engine.requests import Executor
+from fedsieve.engine.round_settings import RoundSettings
 from fedsieve.engine.rounds import Rounds
 from fedsieve.engine.store import Receipt, Stores, open_stores
 from fedsieve.jobs.config import Config
@@ -84,9 +84,9 @@ def open_rounds(
     open_engine: OpenEngine = local_engine,
     **changes: Any,
 ) -> Iterator[Rounds]:
-    """The loop of a job with its client states below `folder`; `changes` are fields of Plan."""
+    """The loop of a job with its states below `folder`; `changes` are fields of RoundSettings."""
     config, clip = job.config, job.config.clip_update
-    plan = Plan(
+    plan = RoundSettings(
         seed=config.seed,
         rounds=config.rounds,
         cohort=config.cohort or 1,

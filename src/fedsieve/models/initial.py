@@ -12,7 +12,9 @@ from torch import nn
 from fedsieve.core.errors import ConfigError, ModelError
 
 
-def started_from(path: Path, model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+def initialised_from(
+    path: Path, model: nn.Module | Callable[[], nn.Module]
+) -> Callable[[], nn.Module]:
     """A factory of `model` with the tensors in a safetensors file in place of its own.
 
     Tensors that the file does not have start as they would: a new output layer, say.
@@ -32,16 +34,16 @@ def started_from(path: Path, model: nn.Module | Callable[[], nn.Module]) -> Call
 
     def started() -> nn.Module:
         module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-        own = module.state_dict()
+        state = module.state_dict()
         for name, tensor in tensors.items():
-            expected = tuple(own[name].shape) if name in own else "no such tensor"
+            expected = tuple(state[name].shape) if name in state else "no such tensor"
             if expected != tuple(tensor.shape):
                 raise ModelError(
                     f"init_from={str(path)!r}: {name} has shape {tuple(tensor.shape)}, the model: "
                     f"{expected}. Choose the model the file is of, or leave the tensor out of it."
                 )
             with torch.no_grad():
-                own[name].copy_(tensor)
+                state[name].copy_(tensor)
         return module
 
     return started

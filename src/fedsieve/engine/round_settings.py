@@ -30,7 +30,7 @@ class Recorded(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RoundSettings:
     """The settings of a run that the round loop needs."""
 
     seed: int
