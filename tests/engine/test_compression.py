@@ -15,7 +15,7 @@ from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.versions import next_version, version_of
 from small import METHODS, SETTINGS, StopAfter, small_job, steady
 
-OWN_MESSAGES = {"feddrop", "pfnm", "gpi_fnm", "fedspa", "lotteryfl", "sub_fedavg"}
+OWN_MESSAGES = {"feddrop", "pfnm", "gpi_fnm", "fedspa", "lg_fedavg", "lotteryfl", "sub_fedavg"}
 
 
 def compressed(method: str, **more: object) -> dict[str, object]:
