@@ -16,6 +16,7 @@ from fedsieve.engine.error_feedback import add_residual, residual_of
 from fedsieve.engine.executors.inline import Inline
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.wire.codec import Coding, Decoder, encode
+from fedsieve.wire.compressors import NAMED
 from small import METHODS, SETTINGS, StopAfter, rounds_of, small_job, steady
 
 LONGER = SETTINGS | {"rounds": 12, "eval_every": 4}
@@ -65,7 +66,7 @@ class Told(FedAvg):
 def test_the_server_is_told_what_its_clients_read_and_what_it_weighed(wire, tmp_path):
     job = small_job(rounds=1)
     job = replace(job, method=Told(task=job.method.task, lr=0.1))
-    rounds = rounds_of(job, tmp_path, precision=wire)
+    rounds = rounds_of(job, tmp_path, down=NAMED[wire])
     Told.told.clear()
     (played,) = rounds.play(rounds.start())
     ((server, told),) = Told.told
@@ -80,7 +81,7 @@ def test_the_server_is_told_what_its_clients_read_and_what_it_weighed(wire, tmp_
 
 def test_int8_takes_at_most_a_byte_a_value_and_four_a_group(tmp_path):
     job = small_job(rounds=1)
-    rounds = rounds_of(job, tmp_path, precision="int8")
+    rounds = rounds_of(job, tmp_path, down=NAMED["int8"])
     (played,) = rounds.play(rounds.start())
     values = sum(v.numel() for v in played.position.server.weights.values())
     assert values == 64 * 12 + 12 + 12 * 10 + 10  # one group
@@ -122,8 +123,8 @@ def test_unknown_precisions_are_refused_by_name():
 
 
 def with_feedback(job, folder, precision="int8"):
-    rounds = rounds_of(job, folder, precision=precision)
-    runtime = ClientRuntime(job.method, job.federation, Wire(precision, error_feedback=True))
+    rounds = rounds_of(job, folder, down=NAMED[precision])
+    runtime = ClientRuntime(job.method, job.federation, Wire(NAMED[precision], error_feedback=True))
     rounds.execute = Inline(runtime)
     return rounds
 
@@ -166,7 +167,7 @@ def test_a_reply_that_is_refused_leaves_the_residual_as_it_was(tmp_path):
 
 
 def test_without_error_feedback_there_are_no_residuals(tmp_path):
-    rounds = rounds_of(small_job(rounds=1), tmp_path, precision="int8")
+    rounds = rounds_of(small_job(rounds=1), tmp_path, down=NAMED["int8"])
     list(rounds.play(rounds.start()))
     assert rounds.stores.residuals.versions == {}
 
@@ -187,7 +188,7 @@ def message(weights, mask=None):
 
 
 def sent(meant, precision, key=0):
-    data = encode(meant, coding=Coding(precision, Key(key))).data
+    data = encode(meant, coding=Coding(NAMED[precision], Key(key))).data
     return Decoder().decode(data, Up)
 
 

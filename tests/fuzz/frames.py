@@ -39,6 +39,7 @@ with atheris.instrument_imports(include=["fedsieve.wire"]) if atheris else nullc
     from fedsieve.wire.bits import count_bytes
     from fedsieve.wire.bound import SCHEMA_BYTES, Bound
     from fedsieve.wire.codec import Coding, Decoder, Known, Recall, encode, masks_of
+    from fedsieve.wire.compressors import NAMED
     from fedsieve.wire.contexts import Contexts, contexts_of
     from fedsieve.wire.frame import NAME_BYTES, VERSION, open_frame
     from fedsieve.wire.precision import PRECISIONS
@@ -116,7 +117,7 @@ class Case(NamedTuple):
 
 def make_sources() -> list[Source]:
     """Messages of several kinds at every precision: whole, and coded against held masks."""
-    codings = [Coding(precision, fold(0, "round")) for precision in PRECISIONS]
+    codings = [Coding(NAMED[precision], fold(0, "round")) for precision in PRECISIONS]
     pairs: list[tuple[Any, Any]] = [(_pruned(0), _pruned(1)), (_masks(0), _masks(1))]
     pairs += [(plain, plain) for plain in (_plain(3000, 1), _plain(9000, 2))]
     asked, voted = _voted()

@@ -16,6 +16,7 @@ from fedsieve.core.keys import Key
 from fedsieve.core.message import Bits, Dense, Exact, Kept, Params, paper_bytes
 from fedsieve.wire import schema as schemas
 from fedsieve.wire.codec import Coding, Decoder, Known, UnheldError, encode, masks_of
+from fedsieve.wire.compressors import NAMED
 from fedsieve.wire.frame import open_frame
 from fedsieve.wire.inspect import message_limit
 from fedsieve.wire.precision import PRECISIONS
@@ -100,7 +101,7 @@ def test_what_is_decoded_is_what_was_encoded_bit_for_bit(message):
 @settings(max_examples=60, deadline=None)
 @given(messages(), st.sampled_from(PRECISIONS))
 def test_a_precision_rounds_float32_values_and_nothing_else(message, precision):
-    coding = Coding(precision, Key(3))
+    coding = Coding(NAMED[precision], Key(3))
     payload = encode(message, coding=coding)
     assert payload == encode(message, coding=coding)
     back, exact = Decoder().decode(payload.data, Up), received(message)

@@ -16,6 +16,7 @@ from fedsieve.core.message import Bits, Kept, Params
 from fedsieve.wire.bits import count_bytes
 from fedsieve.wire.bound import Bound
 from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
+from fedsieve.wire.compressors import NAMED
 from fedsieve.wire.halves import COARSE, FINE
 from fedsieve.wire.masks import FLAT, LAYERS, ROWS, decode_mask, encode_mask
 from fedsieve.wire.precision import PRECISIONS
@@ -49,7 +50,7 @@ def _schema(*entries, role="dense"):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_flipped_bit_is_noticed(precision):
-    frame = encode(small(), Known(masks=masks_of(small())), Coding(precision)).data
+    frame = encode(small(), Known(masks=masks_of(small())), Coding(NAMED[precision])).data
     for place in range(len(frame)):
         for bit in range(8):
             damaged = bytearray(frame)
@@ -335,7 +336,7 @@ def test_decoding_takes_at_most_twice_the_dense_size(density, precision):
     weights = torch.randn(50, 20, 20, 20, generator=generator)
     mask = torch.rand(weights.shape, generator=generator) < density
     message = small()._replace(weights={"w": weights}, mask={"w": mask})
-    data = encode(message, coding=Coding(precision)).data
+    data = encode(message, coding=Coding(NAMED[precision])).data
     Decoder().decode(data, Up)
     tracemalloc.start()
     try:

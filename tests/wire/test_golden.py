@@ -17,6 +17,7 @@ from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key
 from fedsieve.core.message import Dense, Exact
 from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
+from fedsieve.wire.compressors import NAMED
 from fedsieve.wire.frame import MAGIC, VERSION
 from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import DTYPES, schema_of
@@ -178,8 +179,18 @@ ROUNDED = (
 KNOWN = Known(frozenset({schema_of(small())[1]}), masks_of(small()))
 FRAMES = {
     "whole": (whole_frame, encode(small()).data, Up, WHOLE),
-    "change": (change_frame, encode(changed(), KNOWN, Coding("int8", Key(1))).data, Up, CHANGE),
-    "rounded": (rounded_frame, encode(rounded(), coding=Coding("bf16")).data, Rounded, ROUNDED),
+    "change": (
+        change_frame,
+        encode(changed(), KNOWN, Coding(NAMED["int8"], Key(1))).data,
+        Up,
+        CHANGE,
+    ),
+    "rounded": (
+        rounded_frame,
+        encode(rounded(), coding=Coding(NAMED["bf16"])).data,
+        Rounded,
+        ROUNDED,
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from fedsieve.core.message import Dense, Exact
 from fedsieve.methods.fedmix import SHARES, Down
 from fedsieve.wire import precision as precision_of
 from fedsieve.wire.codec import Coding, Decoder, encode
+from fedsieve.wire.compressors import NAMED
 from fedsieve.wire.precision import GROUP, PRECISIONS, decode_floats
 
 SPECIAL = np.array(
@@ -138,7 +139,7 @@ def test_fields_are_rounded_by_draws_of_their_own():
     values = torch.full((20_000,), 0.5 / 127)  # as often up as down
     values[::GROUP] = 1
     message = Two({"w": values}, {"w": values})
-    data = encode(message, coding=Coding("int8", Key(5))).data
+    data = encode(message, coding=Coding(NAMED["int8"], Key(5))).data
     back = Decoder().decode(data, Two)
     x, y = (field["w"] - values for field in back)
     # The correlation of independent errors is within 4 / sqrt(n) of 0; of equal ones it is 1.
@@ -189,7 +190,9 @@ def test_exact_fields_are_never_rounded(precision):
         kept: Exact
 
     values = {"w": torch.from_numpy(any_bits(3000))}
-    back = Decoder().decode(encode(Both(values, values), coding=Coding(precision)).data, Both)
+    back = Decoder().decode(
+        encode(Both(values, values), coding=Coding(NAMED[precision])).data, Both
+    )
     assert tree.equal(back.kept, values)
     assert tree.equal(back.rounded, values) == (precision == "fp32")
 
@@ -198,7 +201,7 @@ def test_exact_fields_are_never_rounded(precision):
 def test_the_shares_of_fedmix_arrive_exactly(precision):
     shares = torch.tensor([1 / 3, 1 / 7, 11 / 21])
     down = Down({"w": torch.randn(3, 50)}, {SHARES: shares}, 4)
-    back = Decoder().decode(encode(down, coding=Coding(precision)).data, Down)
+    back = Decoder().decode(encode(down, coding=Coding(NAMED[precision])).data, Down)
     assert torch.equal(back.shares[SHARES], shares)
 
 

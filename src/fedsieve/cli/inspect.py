@@ -52,7 +52,7 @@ def _message(message: Inspection) -> None:
         ("header and checksum", around),
         ("announced schema", message.announced_bytes),
         ("masks", message.mask_bytes),
-        (f"values ({message.precision})", message.value_bytes),
+        (f"values ({message.compression})", message.value_bytes),
         ("all", message.total_bytes),
     ):
         table.add_row(name, f"{size:,}", f"{size / message.total_bytes:.1%}")

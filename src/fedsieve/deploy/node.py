@@ -25,9 +25,9 @@ from fedsieve.deploy.node_server import NodeServer, Opened
 from fedsieve.deploy.processes import off_proxy
 from fedsieve.deploy.server import LOOPBACK
 from fedsieve.deploy.signature import Private, fresh_key, read_private, read_public
-from fedsieve.engine.client import Wire
 from fedsieve.jobs.api import one_thread
 from fedsieve.jobs.config import make
+from fedsieve.jobs.execution import client_wire
 from fedsieve.jobs.job import build
 
 log = logging.getLogger("fedsieve")
@@ -143,7 +143,7 @@ def open_job(node: Node, hello: Hello) -> Opened:
         job = build(config, dataset, partition=partition)
         if job.partition.is_pooled:
             raise ConfigError(f"{config.method} pools all data: it runs with --data job only.")
-    wire = Wire(job.config.wire, job.config.error_feedback)
+    wire = client_wire(job.config)
     return Opened(job.method, job.federation, wire, job.config.seed)
 
 

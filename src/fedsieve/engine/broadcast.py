@@ -4,19 +4,24 @@ from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from numpy.typing import NDArray
+
+from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.message import Bit, Dense, Natural, Number, fields
-from fedsieve.core.method import AnyMethod, message_to, message_types
-from fedsieve.engine.mask_cache import MaskTable, recall, remember
+from fedsieve.core.method import AnyMethod, PerClient, message_to, message_types
+from fedsieve.engine.mask_cache import MaskTable, last_version, recall, remember
 from fedsieve.engine.requests import Reply
 from fedsieve.metrics.bytes import Sent
-from fedsieve.wire import Precision
 from fedsieve.wire.bound import SCHEMA_BYTES, Bound
-from fedsieve.wire.codec import Bools, Coding, Decoder, Known, encode, masks_of
+from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
+from fedsieve.wire.compressors import EXACT, Compression
+from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.contexts import Contexts, contexts_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, Schema, schema_of, unpacked
+from fedsieve.wire.versions import VERSIONS, next_version, version_of
 
 KEPT_SCHEMAS = 8  # of each direction
 OPEN_SHARE = 2  # a reply's own fields against model and broadcast; the most in use is 1.25
@@ -50,7 +55,7 @@ class EncodedBroadcast(NamedTuple):
     schema: bytes  # packed
     is_told: bool  # the client remembers the schema, and the frame does not announce it
     mark: frozenset[Hash]  # the schema's hash; empty for a message without fields
-    masks: dict[Hash, Bools]  # that the client holds once it has read it
+    masks: dict[Hash, NDArray[Any]]  # that the client holds once it has read it
     contexts: Contexts = MappingProxyType({})  # of the bits in its reply
 
 
@@ -62,18 +67,27 @@ class BroadcastEncoder:
         method: AnyMethod,
         server: Any,
         key: Key,
-        precision: Precision,
+        compression: Compression,
         table: MaskTable,
         caches: Iterable[ClientCache] = (),
     ) -> None:
         self._method, self._broadcast = method, method.broadcast(server, key)
         self._up_kind = message_types(method)[1]
+        if isinstance(compression, Lattice) and self._broadcast:
+            if isinstance(self._broadcast, PerClient):
+                raise ConfigError(
+                    "down=lattice: this method sends every client a message of its own, of which "
+                    "there are no versions. Use down=bf16 or int8."
+                )
+            last = last_version(table)
+            self._broadcast = next_version(self._broadcast, last, compression)
         # Masks that all hold are enough: one coding for all, where each one's own would need many.
         held = [set(client_cache.masks) for client_cache in caches]
         self._common = set.intersection(*held) if held else set[Hash]()
-        self._coding, self._table = Coding(precision, fold(key, "wire")), table
+        self._coding, self._table = Coding(compression, fold(key, "wire")), table
         self._last: Any = None
-        self._masks: dict[Hash, Bools] = {}
+        self._read: tuple[Any, Any] = (None, None)
+        self._masks: dict[Hash, NDArray[Any]] = {}
         self._encoded: dict[tuple[bool, tuple[Hash, ...]], EncodedBroadcast] = {}
 
     def encoded(self, client: int, client_cache: ClientCache) -> EncodedBroadcast:
@@ -81,13 +95,14 @@ class BroadcastEncoder:
         message = self.message(client)
         if message is not self._last:
             self._last, self._encoded = message, {}
-            self._masks = masks_of(message) if message else {}
+            self._masks = held_of(message, self._coding.compression) if message else {}
         if not message:
             return EncodedBroadcast(encode(message), 0, b"", True, frozenset(), {})  # noqa: FBT003
         schema, mark = schema_of(message)
         is_told, held = mark in client_cache.down, client_cache.masks if self._masks else ()
         if self._common.issubset(held):
-            held = tuple(sorted(self._common)) or held
+            own = tuple(mark for mark in held if mark >= VERSIONS)
+            held = (*sorted(self._common - {*own}), *own) or held
         if (is_told, held) not in self._encoded:
             known = Known(frozenset(client_cache.down), recall(self._table, held))
             payload = encode(message, known, self._coding)
@@ -105,7 +120,7 @@ class BroadcastEncoder:
     def _contexts(self, message: Any, payload: Payload, known: Known) -> Contexts:
         """How likely the bits of a reply are by the message as its client reads it."""
         is_given = any(isinstance(f.role, Bit) and f.role.given for f in fields(self._up_kind))
-        if is_given and self._coding.precision != "fp32":
+        if is_given and not self._arrives_as_it_is:
             decoder = Decoder()
             decoder.learn(schema_of(message)[0].packed())
             message = decoder.decode(payload.data, type(message), known.masks)
@@ -117,10 +132,25 @@ class BroadcastEncoder:
 
     def arrived(self, client: int) -> Any:
         """The message for `client` as it reads it: rounded where the wire rounds."""
-        if self._coding.precision == "fp32":
-            return self.message(client)
-        message, whole = self.message(client), self.encoded(client, ClientCache())
-        return Decoder().decode(whole.payload.data, type(message)) if message else message
+        message = self.message(client)
+        if self._arrives_as_it_is or not message:
+            return message
+        if message is not self._read[0]:
+            whole = self.encoded(client, ClientCache()).payload.data
+            self._read = message, Decoder().decode(whole, type(message))
+        return self._read[1]
+
+    @property
+    def _arrives_as_it_is(self) -> bool:
+        """Whether a client reads the very values that the server holds, which may be rounded."""
+        how = self._coding.compression
+        return how == EXACT or isinstance(how, Lattice)
+
+
+def held_of(message: Any, compression: Compression) -> dict[Hash, NDArray[Any]]:
+    """What both ends hold once a broadcast has arrived: its masks, and its version if it is one."""
+    masks = masks_of(message)
+    return {**masks, **version_of(message)} if isinstance(compression, Lattice) else {**masks}
 
 
 class _Model(NamedTuple):
@@ -150,7 +180,7 @@ def bound_of(encoded: EncodedBroadcast, kind: type, dense: Callable[[], Schema])
 
 
 def frames_of(
-    number: int, reply: Reply, up: Any, encoded: EncodedBroadcast, held: dict[Hash, Bools]
+    number: int, reply: Reply, up: Any, encoded: EncodedBroadcast, held: dict[Hash, NDArray[Any]]
 ) -> list[Frame]:
     """The two messages of an exchange with all that is needed to read them."""
     if not reply.up.data or not encoded.payload.data:
@@ -164,6 +194,8 @@ def frames_of(
             schema=schema,
             masks=packed,
             data=payload.data,
+            base_schema=encoded.schema if direction == "up" else b"",
+            base_data=encoded.payload.data if direction == "up" else b"",
             contexts={
                 field: {name: bins.tobytes() for name, bins in tensors.items()}
                 for field, tensors in encoded.contexts.items()

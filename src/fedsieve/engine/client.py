@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 
 from fedsieve.core import tree
 from fedsieve.core.errors import FedsieveError
@@ -13,6 +14,7 @@ from fedsieve.core.keys import fold
 from fedsieve.core.message import Params, count_nonzero
 from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.data.federation import Federation
+from fedsieve.engine.broadcast import held_of
 from fedsieve.engine.error_feedback import add_residual, residual_of
 from fedsieve.engine.mask_cache import unpacked
 from fedsieve.engine.requests import (
@@ -31,18 +33,26 @@ from fedsieve.engine.requests import (
     who,
 )
 from fedsieve.metrics.macs import training_macs
-from fedsieve.wire import Precision
-from fedsieve.wire.codec import Bools, Coding, Decoder, Known, UnheldError, encode, masks_of
+from fedsieve.wire.codec import Coding, Decoder, Known, UnheldError, encode, masks_of
+from fedsieve.wire.compressors import EXACT, Compression
 from fedsieve.wire.contexts import contexts_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.schema import Hash, schema_of
 
 
 class Wire(NamedTuple):
-    """How floats travel, and whether clients make up for rounding."""
+    """How a client's floats travel, and whether it makes up for what is lost.
 
-    precision: Precision = "fp32"
+    Attributes:
+        compression: of its messages.
+        is_change: differences to the broadcast are compressed, not values.
+        error_feedback: what one message lost is added to the next.
+    """
+
+    compression: Compression = EXACT
+    is_change: bool = False
     error_feedback: bool = False
+    down: Compression = EXACT  # of broadcasts
 
 
 LOSSLESS = Wire()
@@ -55,8 +65,8 @@ class ClientRuntime:
         self._method, self._federation, self._wire = method, federation, wire
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
-        self._last: tuple[bytes, Any, dict[Hash, Bools]] = (b"", None, {})
-        self.masks: dict[Hash, Bools] = {}  # of the last exchange, both ways
+        self._last: tuple[bytes, Any, dict[Hash, NDArray[Any]]] = (b"", None, {})
+        self.masks: dict[Hash, NDArray[Any]] = {}  # of the last exchange, both ways
 
     @property
     def schemas(self) -> tuple[bytes, ...]:
@@ -134,28 +144,29 @@ class ClientRuntime:
         shards = () if model is None else request.shards
         return Evaluate(model or {}, shards, request.client)
 
-    def _decoded(self, request: Train | Observe) -> tuple[Any, dict[Hash, Bools]]:
+    def _decoded(self, request: Train | Observe) -> tuple[Any, dict[Hash, NDArray[Any]]]:
         """The broadcast and its masks; equal bytes in a row are decoded once."""
         if self._last[1] is None or self._last[0] != request.down:
             if request.schema:
                 self._decoder.learn(request.schema)
             down = self._decoder.decode(request.down, self._down_kind, unpacked(request.masks))
-            self._last = request.down, down, masks_of(down) if down else {}
+            self._last = request.down, down, held_of(down, self._wire.down) if down else {}
         return self._last[1:]
 
     def _encoded(
-        self, up: Any, request: Train, down: Any, masks: dict[Hash, Bools]
+        self, up: Any, request: Train, down: Any, masks: dict[Hash, NDArray[Any]]
     ) -> tuple[Payload, Params]:
         contexts = contexts_of(self._up_kind, down)
         known = Known(request.announced, unpacked(request.masks) | masks, contexts)
-        coding = Coding(self._wire.precision, fold(request.key, "wire"))
+        base = down if self._wire.is_change else None
+        coding = Coding(self._wire.compression, fold(request.key, "wire"), base)
         if not self._wire.error_feedback:
             return encode(up, known, coding), {}
         meant = add_residual(up, request.residual)
         payload = encode(meant, known, coding)
         self._decoder.learn(schema_of(meant)[0].packed())
         arrived = self._decoder.decode(
-            payload.data, self._up_kind, known.masks, contexts=known.contexts
+            payload.data, self._up_kind, known.masks, contexts=contexts, base=base
         )
         return payload, residual_of(meant, arrived) or request.residual  # nothing sent: as before
 

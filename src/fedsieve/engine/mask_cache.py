@@ -1,21 +1,23 @@
-"""Masks that server and client both hold, by hash: packed, shared by all clients, bounded.
+"""What server and client both hold, by hash: masks, and versions of values; bounded.
 
-A forgotten mask costs only bytes: the next message carries it whole.
+What is forgotten costs only bytes: the next message carries it whole.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedsieve.wire.codec import Bools
+from fedsieve.wire.codec import Recall
 from fedsieve.wire.schema import Hash
+from fedsieve.wire.versions import VERSIONS
 
 LIMIT_BYTES = 64_000_000
 
 
 class Packed(NamedTuple):
-    """A mask, eight positions a byte."""
+    """A mask, eight positions a byte, or the float32 values of a version; `size` is in bits."""
 
     bits: bytes
     size: int
@@ -24,11 +26,11 @@ class Packed(NamedTuple):
 MaskTable: TypeAlias = dict[Hash, Packed]  # oldest first
 
 
-def remember(table: MaskTable, masks: dict[Hash, Bools]) -> MaskTable:
+def remember(table: MaskTable, masks: Recall) -> MaskTable:
     """The table with `masks` as its newest entries, the oldest dropped beyond the limit."""
     after = {mark: packed for mark, packed in table.items() if mark not in masks}
     for mark, flat in masks.items():
-        packed = table.get(mark) or Packed(np.packbits(flat).tobytes(), flat.size)
+        packed = table.get(mark) or _packed(mark, flat)
         after[mark] = packed
     excess = sum(len(p.bits) for p in after.values()) - LIMIT_BYTES
     while excess > 0:
@@ -42,16 +44,32 @@ def subset(table: MaskTable, marks: Iterable[Hash]) -> MaskTable:
     return {mark: table[mark] for mark in marks if mark in table}
 
 
-def recall(table: MaskTable, marks: Iterable[Hash]) -> dict[Hash, Bools]:
-    """The same masks as booleans."""
+def recall(table: MaskTable, marks: Iterable[Hash]) -> dict[Hash, NDArray[Any]]:
+    """Those of the named masks and versions that are still in the table, as arrays."""
     return unpacked(subset(table, marks))
 
 
-def unpacked(masks: Mapping[Hash, Packed | None]) -> dict[Hash, Bools]:
-    """Masks as booleans; those that are only named are left out."""
-    return {mark: _bools(packed) for mark, packed in masks.items() if packed is not None}
+def unpacked(masks: Mapping[Hash, Packed | None]) -> dict[Hash, NDArray[Any]]:
+    """Booleans and floats; those that are only named are left out."""
+    return {mark: _array(mark, packed) for mark, packed in masks.items() if packed is not None}
 
 
-def _bools(packed: Packed) -> Bools:
+def last_version(table: MaskTable) -> NDArray[np.float32] | None:
+    """The values of the last broadcast that were rounded, if any were."""
+    for mark in reversed(table):
+        if mark >= VERSIONS:
+            return _array(mark, table[mark])
+    return None
+
+
+def _packed(mark: Hash, flat: NDArray[Any]) -> Packed:
+    if mark >= VERSIONS:
+        return Packed(flat.astype("<f4").tobytes(), 32 * flat.size)
+    return Packed(np.packbits(flat).tobytes(), flat.size)
+
+
+def _array(mark: Hash, packed: Packed) -> NDArray[Any]:
+    if mark >= VERSIONS:
+        return np.frombuffer(packed.bits, "<f4").astype(np.float32)
     flat = np.unpackbits(np.frombuffer(packed.bits, np.uint8), count=packed.size)
     return flat.view(np.bool_)

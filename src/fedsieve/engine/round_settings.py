@@ -11,7 +11,7 @@ from fedsieve.core.method import AnyMethod
 from fedsieve.metrics.rows import Row
 from fedsieve.robust.aggregation import MEAN, Aggregation
 from fedsieve.robust.updates import Clip
-from fedsieve.wire import Precision
+from fedsieve.wire.compressors import EXACT, Compression
 
 
 class Selected(NamedTuple):
@@ -41,7 +41,8 @@ class RoundSettings:
     aggregation: Aggregation = MEAN
     clip_update: Clip | None = None  # of a reply's distance to its broadcast
     max_examples: int | None = None  # that a client may count with
-    precision: Precision = "fp32"  # of broadcasts; clients' messages are the runtime's
+    up: Compression = EXACT  # of clients' messages
+    down: Compression = EXACT  # of broadcasts
     kept_rounds: frozenset[int] = frozenset()  # whose messages are handed on whole
     holds_data: bool = True  # of all clients; else their first reply says how much they have
     spare: int = 0  # clients invited beyond the cohort; the first to answer count

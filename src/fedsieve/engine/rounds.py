@@ -48,6 +48,7 @@ from fedsieve.engine.trust import (
 from fedsieve.metrics.bytes import Sent
 from fedsieve.metrics.rows import Evaluation, Row
 from fedsieve.wire.codec import Decoder, UnheldError, masks_of
+from fedsieve.wire.compressors import EXACT
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, schema_of
 
@@ -131,9 +132,8 @@ class Rounds:
         )
         key = fold(self.plan.seed, "broadcast", number)
         known = {client: caches.get(client, ClientCache()) for client in cohort}
-        precision = self.plan.precision
         encoder = BroadcastEncoder(
-            self.method, position.server, key, precision, masks, known.values()
+            self.method, position.server, key, self.plan.down, masks, known.values()
         )
         broadcasts = {
             client: encoder.encoded(client, client_cache) for client, client_cache in known.items()
@@ -193,12 +193,16 @@ class Rounds:
         order = sorted(broadcasts, key=self.federation.examples, reverse=True)
         needed = len(broadcasts) - spare
         first = self._try(
-            position, {client: broadcasts[client] for client in order}, position.caches, needed
+            position,
+            {client: broadcasts[client] for client in order},
+            position.caches,
+            needed,
+            encoder,
         )
         # Whoever does not hold what a message refers to gets, or gives, a whole one.
         whole = {client: encoder.encoded(client, ClientCache()) for client in first.refused}
         needed -= len(first.accepted)
-        second = self._try(position, whole, {}, needed) if whole and needed else _NOTHING
+        second = self._try(position, whole, {}, needed, encoder) if whole and needed else _NOTHING
         accepted, failures = first.accepted + second.accepted, first.failures + second.failures
         failures += [Failure(client, "it refused a whole message") for client in second.refused]
         if self.method.same_entries:
@@ -242,6 +246,7 @@ class Rounds:
         broadcasts: dict[int, EncodedBroadcast],
         caches: ClientCaches,
         needed: int,
+        encoder: BroadcastEncoder,
     ) -> Tried:
         """Ask for the work of `broadcasts`; the first `needed` usable replies are taken."""
         number, tried = position.done + 1, Tried([], [], [], [])
@@ -262,7 +267,7 @@ class Rounds:
             for count, response in enumerate(responses, 1):
                 if self._on_reply is not None:
                     self._on_reply(count, len(broadcasts))
-                match self._read(response, position, broadcasts, caches):
+                match self._read(response, position, broadcasts, caches, encoder):
                     case Accepted() as usable:
                         tried.accepted.append(usable)
                     case Refusal(client):
@@ -303,6 +308,7 @@ class Rounds:
         position: Checkpoint,
         broadcasts: dict[int, EncodedBroadcast],
         caches: ClientCaches,
+        encoder: BroadcastEncoder,
     ) -> Accepted | Refusal | Failure:
         if not isinstance(reply, Reply):
             return reply if isinstance(reply, Refusal | Failure) else Failure(-1, "no reply")
@@ -311,7 +317,10 @@ class Rounds:
         held = encoded.masks | recall(position.masks, client_cache.masks)
         bound = bound_of(encoded, self._up_kind, self._dense)
         try:
-            up = self._decoder.decode(reply.up.data, self._up_kind, held, bound, encoded.contexts)
+            base = None if self.plan.up == EXACT else encoder.arrived(reply.client)
+            up = self._decoder.decode(
+                reply.up.data, self._up_kind, held, bound, encoded.contexts, base
+            )
         except UnheldError as error:
             return Refusal(reply.client, str(error))
         except WireError as error:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
@@ -18,9 +18,11 @@ from fedsieve.engine.requests import Executor
 from fedsieve.engine.round_settings import RoundSettings
 from fedsieve.engine.rounds import Rounds
 from fedsieve.engine.store import Receipt, Stores, open_stores
+from fedsieve.jobs.config import Config
 from fedsieve.jobs.job import Job
 from fedsieve.robust.aggregation import AGGREGATIONS
 from fedsieve.robust.updates import read_clip
+from fedsieve.wire.compressors import KINDS, NAMED, Compression
 
 
 class Engine(NamedTuple):
@@ -46,7 +48,7 @@ def local_engine(job: Job, folder: Path) -> Iterator[Engine]:
     stores = open_stores(
         folder, lambda c: job.method.init_client(c, init_key), config.state_ram_mb * 10**6
     )
-    runtime = ClientRuntime(job.method, job.federation, Wire(config.wire, config.error_feedback))
+    runtime = ClientRuntime(job.method, job.federation, client_wire(config))
     kind = stores.states.kind
     workers = busy(config.workers, config.cohort or 1)
     executor = Inline(runtime) if workers == 1 else Pool(runtime, workers, kind)
@@ -54,6 +56,24 @@ def local_engine(job: Job, folder: Path) -> Iterator[Engine]:
         yield Engine(stores, executor)
     finally:
         executor.close()
+
+
+def compression(config: Config, direction: Literal["up", "down"]) -> Compression:
+    """How values travel in a direction."""
+    text = config.up if direction == "up" else config.down
+    if direction == "up" and text is not None and text.startswith("lattice"):
+        raise ConfigError("up=lattice: it is for broadcasts. Clients send `uniform` steps.")
+    return NAMED[config.wire] if text is None else read(text, KINDS, direction)
+
+
+def client_wire(config: Config) -> Wire:
+    """How clients send."""
+    return Wire(
+        compression(config, "up"),
+        config.up is not None,
+        config.error_feedback,
+        compression(config, "down"),
+    )
 
 
 @contextmanager
@@ -75,7 +95,8 @@ def open_rounds(
         aggregation=read(config.aggregation, AGGREGATIONS, "aggregation"),
         clip_update=None if clip is None else read_clip(clip),
         max_examples=config.max_examples,
-        precision=config.wire,
+        up=compression(config, "up"),
+        down=compression(config, "down"),
         kept_rounds=frozenset(config.save_messages),
     )
     with open_engine(job, folder) as (stores, execute):

@@ -29,6 +29,7 @@ from fedsieve.models.zoo.registry import read_model
 from fedsieve.robust.aggregation import AGGREGATIONS, check
 from fedsieve.robust.attacks import ATTACKS, Group, attacked
 from fedsieve.robust.updates import has_updates, read_clip
+from fedsieve.wire.compressors import KINDS
 
 DEFAULT_CLIENTS, DEFAULT_COHORT = 20, 10
 log = logging.getLogger("fedsieve")
@@ -123,6 +124,8 @@ def canonical(config: Config, spelled: Callable[[Any], Any] = spell) -> Config:
         partition=partition,
         model=model,
         aggregation=aggregation,
+        up=config.up and str(spelled(read(config.up, KINDS, "up"))),
+        down=config.down and str(spelled(read(config.down, KINDS, "down"))),
         clip_update=clip and str(spelled(read_clip(clip))),
         attack=attack and str(spelled(read(attack, ATTACKS, "attack"))),
     )

@@ -109,6 +109,25 @@ class Config:
     wire: Annotated[
         Precision, Setting(MESSAGES, "Floats in messages: exact, or rounded.", can_tune=True)
     ] = "fp32"
+    up: Annotated[
+        str | None,
+        Setting(
+            MESSAGES,
+            "How clients' values are compressed, as differences to the broadcast: "
+            "`eden(bits=2)`, `top_k(0.01)`, `uniform`, `qsgd`, `sign`, ... (none: as `wire` says).",
+            metavar="COMPRESSION",
+            can_tune=True,
+        ),
+    ] = None
+    down: Annotated[
+        str | None,
+        Setting(
+            MESSAGES,
+            "How broadcasts are compressed (none: as `wire` says).",
+            metavar="COMPRESSION",
+            can_tune=True,
+        ),
+    ] = None
     error_feedback: Annotated[
         bool,
         Setting(MESSAGES, "Clients add what rounding took to their next message.", can_tune=True),

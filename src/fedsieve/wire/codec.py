@@ -8,24 +8,34 @@ message that it answers. A receiver that does not hold what a frame refers to re
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
 
-from fedsieve.core.errors import WireError
+from fedsieve.core.errors import ConfigError, WireError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bit, Kept, Mask, Natural, Number, Role, Whole, fields
-from fedsieve.wire import Precision
+from fedsieve.core.message import Bit, Kept, Mask, Natural, Number, Params, Role, Whole, fields
+from fedsieve.core.options import brief, read
 from fedsieve.wire.bits import Pieces, size_of
 from fedsieve.wire.bound import MAX_BYTES, Bound
 from fedsieve.wire.changes import decode_change, encode_change
+from fedsieve.wire.compressors import EXACT, KINDS, NAMED, Compression
+from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.contexts import Bins, Contexts, decode_likely, encode_likely
-from fedsieve.wire.frame import NAME_BYTES, Header, MaskBlock, Payload, Sections, open_frame, seal
+from fedsieve.wire.frame import (
+    NAME_BYTES,
+    Compressed,
+    Header,
+    MaskBlock,
+    Payload,
+    Sections,
+    open_frame,
+    seal,
+)
 from fedsieve.wire.masks import LIKELY, Layout, decode_mask, encode_mask
-from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import (
     MAX_SCHEMAS,
     Hash,
@@ -36,10 +46,13 @@ from fedsieve.wire.schema import (
     schema_of,
 )
 from fedsieve.wire.tensors import decode_tensors, encode_tensors
+from fedsieve.wire.versions import VERSIONS, as_message, count_of
 
 MAX_COUNT = 2**63 - 1
+_PRECISIONS = tuple(NAMED.values())
 Bools: TypeAlias = NDArray[np.bool_]
-Recall: TypeAlias = Mapping[Hash, Bools]  # masks an end holds, by hash
+Recall: TypeAlias = Mapping[Hash, NDArray[Any]]  # masks and versions an end holds, by hash
+ANSWERED: Final = 1  # names the message that another answers
 
 
 class UnheldError(WireError):
@@ -47,7 +60,7 @@ class UnheldError(WireError):
 
 
 class Known(NamedTuple):
-    """What the receiver is known to hold."""
+    """What the receiver is known to hold; `masks` has versions of values as well."""
 
     schemas: frozenset[Hash] = frozenset()
     masks: Recall = MappingProxyType({})
@@ -55,10 +68,18 @@ class Known(NamedTuple):
 
 
 class Coding(NamedTuple):
-    """How float32 values are written; `key` addresses stochastic rounding."""
+    """How float32 values are written.
 
-    precision: Precision = "fp32"
+    Attributes:
+        compression: exact by default.
+        key: addresses its draws.
+        base: the message that this one answers, which both ends hold: of fields that both have,
+            differences are compressed.
+    """
+
+    compression: Compression = EXACT
     key: Key = Key(0)
+    base: Any = None
 
 
 def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> Payload:  # noqa: B008
@@ -67,6 +88,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
     if not roles:
         return Payload(b"", 0, 0, 0)
     schema, mark = schema_of(message)
+    coding, base = _based(coding, schema, known.masks)
     numbers: list[int | float] = []
     masks: list[MaskBlock] = []
     values: list[Pieces] = []
@@ -75,10 +97,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
         match role:
             case Whole() | Kept():
                 mask = getattr(message, role.where) if isinstance(role, Kept) else {}
-                how = Coding() if isinstance(role, Whole) and role.exact else coding
-                if how.precision == "int8":  # draws of its own: products of fields stay unbiased
-                    how = how._replace(key=fold(coding.key, name))
-                values += encode_tensors(part, value, mask, how.precision, how.key)
+                values += encode_tensors(part, value, mask, *_how(name, role, coding))
             case Bit():
                 masks.append(_mask_block(part, value, known))
             case Number():
@@ -90,7 +109,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
         tuple(mask.length for mask in masks),
         tuple(map(size_of, values)),
         tuple(numbers),
-        PRECISIONS.index(coding.precision),
+        _declared(coding, base),
         b"" if mark in known.schemas else schema.packed(),
     )
     return seal(header, masks, [piece for pieces in values for piece in pieces])
@@ -123,8 +142,9 @@ class Decoder:
         recall: Recall | None = None,
         bound: Bound | None = None,
         contexts: Contexts | None = None,
+        base: Any = None,
     ) -> Any:
-        """The message of class `kind` in `data`; learns a schema announced there.
+        """The message of class `kind` in `data`, an answer to `base`; learns a schema announced.
 
         Raises:
             UnheldError: it refers to a schema not told before, a mask that is not in `recall`, or
@@ -140,7 +160,8 @@ class Decoder:
         bound.check_frame(len(data))
         sections = open_frame(data)
         schema = self._schema(sections.header, kind, bound)
-        reader = _Reader(sections, recall or {}, contexts or {})
+        coding = _coding(sections.header.precision, schema, recall or {}, base)
+        reader = _Reader(sections, coding, recall or {}, contexts or {})
         parts = list(zip(roles, schema.parts, strict=True))
         masks = {f.name: reader.mask(part) for f, part in parts if isinstance(f.role, Bit)}
         values = {f.name: reader.field(part, f.role, masks) for f, part in parts}
@@ -179,21 +200,19 @@ class Decoder:
 class _Reader:
     """Takes fields off the blocks of a frame, in order."""
 
-    def __init__(self, sections: Sections, recall: Recall, contexts: Contexts) -> None:
-        header = sections.header
+    def __init__(
+        self, sections: Sections, coding: Coding, recall: Recall, contexts: Contexts
+    ) -> None:
         self._masks, self._values = iter(sections.masks), iter(sections.values)
-        self._numbers = iter(header.numbers)
-        if not 0 <= header.precision < len(PRECISIONS):
-            raise WireError(f"precision 0 to {len(PRECISIONS) - 1}, found {header.precision}.")
-        self._precision = PRECISIONS[header.precision]
-        self._recall, self._contexts = recall, contexts
+        self._numbers = iter(sections.header.numbers)
+        self._coding, self._recall, self._contexts = coding, recall, contexts
 
     def field(self, part: Part, role: Role, masks: dict[str, Mask]) -> Any:
         match role:
-            case Whole(exact):
-                return decode_tensors(part, self._values, {}, "fp32" if exact else self._precision)
-            case Kept(where):
-                return decode_tensors(part, self._values, masks[where], self._precision)
+            case Whole() | Kept():
+                mask = masks[role.where] if isinstance(role, Kept) else {}
+                how = _how(part.name, role, self._coding)
+                return decode_tensors(part, self._values, mask, *how)
             case Bit():
                 return masks[part.name]
             case _:
@@ -233,6 +252,61 @@ class _Reader:
             raise WireError(f"left over: {left} mask blocks, value blocks and numbers.")
 
 
+class How(NamedTuple):
+    """How the float32 values of one field are written."""
+
+    compression: Compression
+    key: Key
+    base: Params
+
+
+def _how(name: str, role: Whole | Kept, coding: Coding) -> How:
+    if coding.compression == EXACT or (isinstance(role, Whole) and role.exact):
+        return How(EXACT, Key(0), {})
+    has_base = not role.is_change and hasattr(coding.base, name)
+    base = getattr(coding.base, name) if has_base else {}
+    # Draws of its own for each field: products of fields stay unbiased.
+    return How(coding.compression, fold(coding.key, name), base)
+
+
+def _based(coding: Coding, schema: Schema, held: Recall) -> tuple[Coding, Hash]:
+    """The coding with the base of its differences, and the name of that."""
+    if not isinstance(coding.compression, Lattice):
+        return coding, ANSWERED if coding.base is not None else 0
+    count = count_of(schema)
+    fitting = [name for name, flat in held.items() if name >= VERSIONS and flat.size == count]
+    if not fitting:
+        return coding, 0
+    return coding._replace(base=as_message(schema, held[fitting[-1]])), fitting[-1]
+
+
+def _declared(coding: Coding, base: Hash) -> int | Compressed:
+    """The coding as a header declares it."""
+    if coding.compression in _PRECISIONS and coding.base is None:
+        return _PRECISIONS.index(coding.compression)
+    return Compressed(str(brief(coding.compression)), coding.key, base)
+
+
+def _coding(compressed: int | Compressed, schema: Schema, held: Recall, answered: Any) -> Coding:
+    """The coding that a header declares."""
+    if isinstance(compressed, int):
+        if not 0 <= compressed < len(_PRECISIONS):
+            raise WireError(f"precision 0 to {len(_PRECISIONS) - 1}, found {compressed}.")
+        return Coding(_PRECISIONS[compressed])
+    base = answered if compressed.base == ANSWERED else None
+    if compressed.base >= VERSIONS and compressed.base in held:
+        flat = held[compressed.base]
+        if flat.size == count_of(schema):
+            base = as_message(schema, flat)
+    if compressed.base and base is None:
+        raise UnheldError("its values are differences to a message that is not held here.")
+    try:
+        compression = read(compressed.text, KINDS, "compression")
+    except ConfigError as error:
+        raise WireError(f"compression: {error}") from error
+    return Coding(compression, Key(compressed.key), base)
+
+
 def _mask_block(part: Part, mask: Mask, known: Known) -> MaskBlock:
     """The mask in the shortest of three ways: by likelihood, as a change, or by itself."""
     flat, bins = _flat(mask), _context(part, known.contexts)
@@ -255,7 +329,9 @@ def _context(part: Part, contexts: Contexts) -> list[Bins] | None:
 def _own_block(part: Part, flat: Bools, held: Recall) -> MaskBlock:
     """The mask coded against the nearest one the receiver holds, or by itself."""
     layout = _layout(part)
-    same_size = {mark: other for mark, other in held.items() if other.size == flat.size}
+    same_size = {
+        mark: other for mark, other in held.items() if mark < VERSIONS and other.size == flat.size
+    }
     if not same_size or not flat.size:
         return MaskBlock(None, encode_mask(flat, layout))
     changes = {mark: int(np.count_nonzero(other != flat)) for mark, other in same_size.items()}

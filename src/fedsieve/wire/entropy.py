@@ -62,8 +62,8 @@ class AnsWriter:
     def __init__(self) -> None:
         self._steps: list[tuple[NDArray[np.int32], Any]] = []
 
-    def symbols(self, symbols: Ints, weights: tuple[int, ...]) -> None:
-        """Symbols 0, 1, ... with probabilities in proportion to integer weights."""
+    def symbols(self, symbols: Ints, weights: tuple[float, ...]) -> None:
+        """Symbols 0, 1, ... with probabilities in proportion to weights."""
         self._steps.append((symbols.astype(np.int32), _model(weights)))
 
     def packed(self, packed: NDArray[np.uint8], split: int, low: int, high: int) -> None:
@@ -96,11 +96,11 @@ class AnsReader:
             raise WireError(f"{what}: an ANS stream does not end in zeros.")
         self._coder = constriction.stream.stack.AnsCoder(words)
 
-    def symbols(self, count: int, weights: tuple[int, ...]) -> NDArray[np.int32]:
+    def symbols(self, count: int, weights: tuple[float, ...]) -> NDArray[np.int32]:
         decoded: NDArray[np.int32] = self._coder.decode(_model(weights), count)
         return decoded
 
-    def small_symbols(self, count: int, weights: tuple[int, ...]) -> NDArray[np.uint8]:
+    def small_symbols(self, count: int, weights: tuple[float, ...]) -> NDArray[np.uint8]:
         """Of an alphabet of at most 256; decoded in blocks, they never take four bytes each."""
         model, symbols = _model(weights), np.empty(count, np.uint8)
         for start in range(0, count, _BLOCK):
@@ -134,7 +134,7 @@ class AnsReader:
             raise WireError(f"{self._what}: the ANS stream does not end where its symbols do.")
 
 
-def _model(weights: tuple[int, ...]) -> Any:
+def _model(weights: tuple[float, ...]) -> Any:
     table = np.array(weights, np.float64)
     return constriction.stream.model.Categorical(table, perfect=False)
 

@@ -30,6 +30,14 @@ _FEW = msgspec.Meta(max_length=1024)
 _Ints: TypeAlias = Annotated[tuple[int, ...], _FEW]
 
 
+class Compressed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How float32 values are written where it is none of PRECISIONS."""
+
+    text: Annotated[str, msgspec.Meta(max_length=256)]  # the compressor with its parameters
+    key: int  # of its draws
+    base: int  # to which they are differences: 0 none, 1 the message it answers, or a held version
+
+
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What is needed to read the sections."""
 
@@ -37,7 +45,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     masks: _Ints  # lengths of the mask blocks; -1 - length where a held mask is changed
     values: _Ints  # lengths of the value blocks
     numbers: Annotated[tuple[int | float, ...], _FEW]  # Scalar and Count fields in order
-    precision: int  # of float32 values, an index into PRECISIONS
+    precision: int | Compressed  # of float32 values: an index into PRECISIONS, or other
     announced: bytes  # the packed schema, where the receiver may not know it
 
 

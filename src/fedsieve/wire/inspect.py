@@ -34,9 +34,10 @@ from fedsieve.wire.bits import Bools
 from fedsieve.wire.codec import Decoder
 from fedsieve.wire.contexts import BINS
 from fedsieve.wire.entropy import binary_entropy
-from fedsieve.wire.frame import open_frame
+from fedsieve.wire.frame import Compressed, open_frame
 from fedsieve.wire.precision import PRECISIONS
 from fedsieve.wire.schema import Hash, Part, Schema, hash_of, read_schema
+from fedsieve.wire.versions import VERSIONS
 
 _RAW_BITS = {"fp32": 24, "bf16": 8, "fp16": 11}
 _EXPONENT_SHIFT = 23
@@ -52,6 +53,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     masks: tuple[tuple[Hash, bytes, int], ...]  # hash, packed bits, size
     data: bytes
     contexts: dict[str, dict[str, bytes]] = {}
+    base_schema: bytes = b""  # of the message that this one answers, where it has differences to it
+    base_data: bytes = b""
 
     @property
     def file_name(self) -> str:
@@ -80,7 +83,7 @@ class Inspection(NamedTuple):
     mask_bytes: int
     value_bytes: int
     limit_bytes: float
-    precision: str
+    compression: str
     numbers: tuple[int | float, ...]
     lines: list[Line]
 
@@ -108,15 +111,16 @@ def inspect(frame: Frame) -> Inspection:
         raise WireError("the frame belongs to another schema than the one kept with it.")
     message = read_message(frame)
     masks, values = sum(len(block.data) for block in sections.masks), sum(header.values)
-    precision = PRECISIONS[header.precision]
+    how = header.precision
+    precision = PRECISIONS[how] if isinstance(how, int) else None
     return Inspection(
         total_bytes=len(frame.data),
         header_bytes=len(frame.data) - masks - values,
         announced_bytes=len(header.announced),
         mask_bytes=masks,
         value_bytes=values,
-        limit_bytes=message_limit(message, precision),
-        precision=precision,
+        limit_bytes=message_limit(message, precision) if precision else float(masks + values),
+        compression=how.text if isinstance(how, Compressed) else PRECISIONS[how],
         numbers=header.numbers,
         lines=_lines(schema, message, masks, values, precision),
     )
@@ -129,14 +133,19 @@ def read_message(frame: Frame) -> Any:
         WireError: it is malformed.
     """
     schema, _ = read_schema(frame.schema)
-    decoder = Decoder(2**40)
+    decoder, held = Decoder(2**40), _unpacked(frame)
     decoder.learn(frame.schema)
+    base = None
+    if frame.base_schema:
+        decoder.learn(frame.base_schema)
+        base_kind = message_class(read_schema(frame.base_schema)[0])
+        base = decoder.decode(frame.base_data, base_kind, held)
     contexts = {
         field: {n: np.frombuffer(bins, np.uint8) % BINS for n, bins in tensors.items()}
         for field, tensors in frame.contexts.items()
     }
     kind = message_class(schema)
-    return decoder.decode(frame.data, kind, _unpacked(frame), contexts=contexts)
+    return decoder.decode(frame.data, kind, held, contexts=contexts, base=base)
 
 
 def mask_bits(kept: Bools) -> float:
@@ -192,7 +201,9 @@ def message_class(schema: Schema) -> Any:
     return NamedTuple("Message", hints)
 
 
-def _lines(schema: Schema, message: Any, masks: int, values: int, precision: Any) -> list[Line]:
+def _lines(
+    schema: Schema, message: Any, masks: int, values: int, precision: Precision | None
+) -> list[Line]:
     lines = []
     for part in schema.parts:
         for entry in part.entries:
@@ -203,7 +214,8 @@ def _lines(schema: Schema, message: Any, masks: int, values: int, precision: Any
             if is_mask:
                 bits = mask_bits(tensor)
             elif kept.dtype == np.float32:
-                bits = value_bits(kept, "fp32" if part.role == "exact" else precision)
+                how = "fp32" if part.role == "exact" else precision
+                bits = value_bits(kept, how) if how else 0.0
             else:
                 bits = 8.0 * kept.nbytes
             sent = int(np.count_nonzero(tensor)) if is_mask else kept.size
@@ -235,9 +247,11 @@ def _mask_of(part: Part, message: Any, name: str) -> Bools | None:
     return mask[name].expand_as(tensor).numpy() if name in mask else None
 
 
-def _unpacked(frame: Frame) -> dict[Hash, Bools]:
+def _unpacked(frame: Frame) -> dict[Hash, NDArray[Any]]:
     return {
-        mark: np.unpackbits(np.frombuffer(bits, np.uint8), count=size).view(np.bool_)
+        mark: np.frombuffer(bits, "<f4").astype(np.float32)
+        if mark >= VERSIONS
+        else np.unpackbits(np.frombuffer(bits, np.uint8), count=size).view(np.bool_)
         for mark, bits, size in frame.masks
     }
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from fedsieve.core.errors import WireError
 from fedsieve.core.keys import Key
 from fedsieve.core.message import Mask, Params, count_nonzero
-from fedsieve.wire import Precision
-from fedsieve.wire.bits import Bools, Pieces
-from fedsieve.wire.precision import decode_floats, encode_floats
+from fedsieve.wire.bits import Bools, Pieces, Reader
+from fedsieve.wire.compressors import Compression
+from fedsieve.wire.compressors.low_rank import LowRank
 from fedsieve.wire.schema import DTYPES, Entry, Part
 
 Array: TypeAlias = NDArray[Any]
@@ -21,22 +21,32 @@ _CHUNK: Final = 2**14
 
 
 def encode_tensors(
-    part: Part, values: Params, mask: Mask, precision: Precision, key: Key
+    part: Part, values: Params, mask: Mask, how: Compression, key: Key, base: Params
 ) -> list[Pieces]:
-    """The blocks of a field, each in pieces: values under the mask, all where it has none."""
+    """The blocks of a field, each in pieces: values under the mask, all where it has none.
+
+    Of tensors in `base`, which the receiver holds, the difference to these is compressed.
+    """
     kept = {e.name: _kept(values[e.name], mask.get(e.name)) for e in part.entries}
-    floats = [kept[e.name] for e in part.entries if e.dtype == "f4"]
+    entries = [e for e in part.entries if e.dtype == "f4"]
+    floats = [
+        kept[e.name] - _kept(base[e.name], mask.get(e.name)) if _has(base, e) else kept[e.name]
+        for e in entries
+    ]
     others = [kept[e.name] for e in part.entries if e.dtype != "f4"]
     blocks: list[Pieces] = []
-    if floats:
-        blocks.append(encode_floats(floats, precision, key))
+    if floats and isinstance(how, LowRank):
+        shapes = [_shape(e, mask, array.size) for e, array in zip(entries, floats, strict=True)]
+        blocks.append(how.encode_tables(floats, shapes, key))
+    elif floats:
+        blocks.append(how.encode(floats, key))
     if others:
         blocks.append([np.ascontiguousarray(array).tobytes() for array in others])
     return blocks
 
 
 def decode_tensors(
-    part: Part, blocks: Iterator[memoryview], mask: Mask, precision: Precision
+    part: Part, blocks: Iterator[memoryview], mask: Mask, how: Compression, key: Key, base: Params
 ) -> Params:
     """The tensors of a field from the next of the frame's blocks; 0 outside the mask."""
     sent = {e.name: _sent(e, mask.get(e.name)) for e in part.entries}
@@ -44,11 +54,16 @@ def decode_tensors(
     others = [e for e in part.entries if e.dtype != "f4"]
     arrays: dict[str, Array] = {}
     if floats:
-        count, at = sum(sent[e.name] for e in floats), 0
-        values = decode_floats(_next(blocks, part), count, precision)
-        for entry in floats:
-            arrays[entry.name] = values[at : at + sent[entry.name]]
-            at += sent[entry.name]
+        reader = Reader(_next(blocks, part), part.name)
+        if isinstance(how, LowRank):
+            decoded = how.decode_tables(
+                reader, [_shape(e, mask, sent[e.name]) for e in floats], key
+            )
+        else:
+            decoded = how.decode(reader, [sent[e.name] for e in floats], key)
+        for entry, values in zip(floats, decoded, strict=True):
+            held = _kept(base[entry.name], mask.get(entry.name)) if _has(base, entry) else None
+            arrays[entry.name] = values if held is None else values + held
     if others:
         block = _next(blocks, part)
         for entry in others:
@@ -57,6 +72,17 @@ def decode_tensors(
         if len(block):
             raise WireError(f"{part.name}: {len(block)} bytes are left over.")
     return {e.name: _placed(e, arrays[e.name], mask.get(e.name)) for e in part.entries}
+
+
+def _has(base: Params, entry: Entry) -> bool:
+    """Whether a tensor can be written as a difference to one of `base`."""
+    held = base.get(entry.name)
+    return held is not None and held.dtype == torch.float32 and held.shape == entry.shape
+
+
+def _shape(entry: Entry, mask: Mask, sent: int) -> tuple[int, ...]:
+    """The shape of a tensor that is sent whole; of values under a mask only how many they are."""
+    return (sent,) if entry.name in mask else entry.shape
 
 
 def _next(blocks: Iterator[memoryview], part: Part) -> memoryview:
