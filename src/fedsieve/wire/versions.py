@@ -45,19 +45,22 @@ def as_message(schema: Schema, flat: Floats) -> Any:
     return SimpleNamespace(**values)
 
 
-def next_version(message: Any, before: Floats | None, lattice: Lattice) -> Any:
-    """The message with its values rounded to the version that follows `before`."""
+def next_version(message: Any, version: Floats | None, lattice: Lattice) -> Any:
+    """The message with its values rounded to those that follow `version`."""
     schema, _ = schema_of(message)
-    held = None if before is None or before.size != count_of(schema) else before
+    held = None if version is None or version.size != count_of(schema) else version
     base = None if held is None else as_message(schema, held)
     values = message._asdict()
     roles = dict(fields(type(message)))
     for part, entry in _entries(schema):
         role, tensor = roles[part.name], values[part.name][entry.name]
-        last = None if base is None else getattr(base, part.name)[entry.name].numpy()
-        rounded = torch.from_numpy(lattice.rounded(tensor.detach().numpy(), last))
-        if isinstance(role, Kept) and entry.name in (mask := getattr(message, role.where)):
-            rounded = rounded.where(mask[entry.name], 0)
+        mask = getattr(message, role.where).get(entry.name) if isinstance(role, Kept) else None
+        last = None if base is None else getattr(base, part.name)[entry.name]
+        if last is not None and mask is not None:
+            last = last.where(mask, 0)  # what is pruned is new to nobody
+        before = None if last is None else last.numpy()
+        rounded = torch.from_numpy(lattice.rounded(tensor.detach().numpy(), before))
+        rounded = rounded if mask is None else rounded.where(mask, 0)
         values[part.name] = values[part.name] | {entry.name: rounded}
     return type(message)(**values)
 

@@ -1,10 +1,12 @@
 """Whole multiples of a power of two, exactly: differences between versions of a broadcast.
 
 Rule     A server that sends versions v_0, v_1, ... rounds what is new to a lattice,
-             v_t = v_{t-1} + 2^e round((w_t - v_{t-1}) / 2^e),  2^e near `step` rms(w_t - v_{t-1}),
-         and e never grows. What rounding takes stays in w_t - v_t and is sent later. The difference
-         of any two versions is then a whole multiple of the last 2^e: a client that missed some
-         gets one such difference, and holds the very same v_t as all others.
+             v_t = v_{t-1} + 2^e round((w_t - v_{t-1}) / 2^e),  2^e near `step` rms(w_t - v_{t-1}).
+         What rounding takes stays in w_t - v_t and is sent later. The difference of any two
+         versions is then a whole multiple of the smallest 2^e between them: a client that missed
+         some gets one such difference, and holds the very same v_t as all others. Weights that were
+         pruned and come back start from 0, whatever steps they were made of before: few, and sent
+         as they are.
 """
 
 import math
@@ -12,16 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsieve.core.keys import Key
 from fedsieve.core.options import in_range, option
-from fedsieve.wire.bits import Pieces, Reader
-from fedsieve.wire.compressors.base import Floats, rms
-from fedsieve.wire.integers import decode_integers, encode_integers
+from fedsieve.wire.bits import Pieces, Reader, count_bytes
+from fedsieve.wire.compressors.base import Floats, read_floats, rms
+from fedsieve.wire.integers import Numbers, decode_integers, encode_integers
 from fedsieve.wire.precision import decode_floats, encode_floats
 
 _EXACT, _NUMBERS = 0, 1
-_MIDDLE = 150  # exponents 1 to 255 stand for 2^-149 to 2^105; 0 for an array that is all 0
+_MIDDLE = 150  # bytes 0 to 255 stand for 2^-150 to 2^105
+_OTHER_BITS = 44  # of a value off the lattice, with its place
 _LARGEST = 2.0**23  # multiples that float32 still tells apart
 _FIRST = 2.0**-5  # of the root mean square of a first version
 
@@ -36,15 +40,20 @@ class Lattice:
         in_range("lattice: step", self.step, 0, above=True)
 
     def encode(self, arrays: Sequence[Floats], key: Key) -> Pieces:
-        exponents = [exponent_of(array) for array in arrays]
-        scaled = [
-            np.ldexp(a, -e) if e is not None else a for a, e in zip(arrays, exponents, strict=True)
-        ]
-        if not all(np.abs(s).max(initial=0) <= _LARGEST for s in scaled):
-            return [bytes([_EXACT]), *encode_floats(list(arrays), "fp32", key)]
-        head = bytes(0 if e is None else min(max(e + _MIDDLE, 1), 255) for e in exponents)
-        numbers = [s.astype(np.int32) for s in scaled]
-        return [bytes([_NUMBERS]), head, *encode_integers(numbers)]
+        head, numbers, others = bytearray(), list[Numbers](), list[Floats]()
+        for array in arrays:
+            exponent, places = _split(array)
+            scaled = np.ldexp(array, -exponent)
+            scaled[places] = 0
+            if np.abs(scaled).max(initial=0) > _LARGEST:
+                return [bytes([_EXACT]), *encode_floats(list(arrays), "fp32", key)]
+            numbers.append(scaled.astype(np.int32))
+            others.append(array[places])
+            head += bytes([min(max(exponent + _MIDDLE, 0), 255)]) + count_bytes(len(places))
+            for gap in np.diff(places, prepend=-1).tolist():
+                head += count_bytes(gap - 1)
+        raw = np.concatenate(others).astype("<f4").tobytes() if others else b""
+        return [bytes([_NUMBERS]), bytes(head), raw, *encode_integers(numbers)]
 
     def decode(self, reader: Reader, sizes: Sequence[int], key: Key) -> list[Floats]:
         tag = reader.byte()
@@ -53,12 +62,18 @@ class Lattice:
             return np.split(flat, np.cumsum(sizes)[:-1])
         if tag != _NUMBERS:
             raise reader.error(f"lattice: {_EXACT} or {_NUMBERS} expected, found {tag}.")
-        exponents = bytes(reader.take(len(sizes)))
+        exponents, places = list[int](), list[list[int]]()
+        for size in sizes:
+            exponents.append(reader.byte() - _MIDDLE)
+            places.append(_read_places(reader, size))
+        others = [read_floats(reader, len(some)) for some in places]
+        arrays = []
         numbers = decode_integers(reader, sizes)
-        return [
-            np.ldexp(n.astype(np.float32), e - _MIDDLE)
-            for n, e in zip(numbers, exponents, strict=True)
-        ]
+        for number, exponent, where, values in zip(numbers, exponents, places, others, strict=True):
+            array = np.ldexp(number.astype(np.float32), exponent)
+            array[where] = values
+            arrays.append(array)
+        return arrays
 
     def rounded(self, new: Floats, before: Floats | None) -> Floats:
         """The version of `new` that follows `before`."""
@@ -67,21 +82,32 @@ class Lattice:
         size = rms(moved) * (_FIRST if before is None else self.step)
         if not size or not math.isfinite(size):
             return new if before is None else before + change * np.float32(0)
-        wanted = round(math.log2(size))
-        last = None if before is None else exponent_of(before)
-        exponent = wanted if last is None else min(wanted, last)
         largest = max(float(np.abs(new).max()), float(np.abs(change).max()))
-        exponent = max(exponent, math.ceil(math.log2(largest / _LARGEST)))
+        exponent = max(round(math.log2(size)), math.ceil(math.log2(largest / _LARGEST)))
         whole = np.ldexp(np.rint(np.ldexp(change, -exponent)), exponent)
         return whole if before is None else before + whole
 
 
-def exponent_of(array: Floats) -> int | None:
-    """The largest e for which all values are whole multiples of 2^e; None if all are 0."""
-    values = array[array != 0]
-    if not values.size or not np.isfinite(values).all():
-        return None if not values.size else -149
-    mantissa, exponents = np.frexp(values)
+def _split(array: Floats) -> tuple[int, NDArray[np.intp]]:
+    """The exponent of the lattice that nearly all values are on, and the places of the others."""
+    places = np.flatnonzero(array)
+    if not places.size:
+        return 0, places
+    mantissa, exponents = np.frexp(array[places])
     whole = np.ldexp(mantissa, 24).astype(np.int32)
-    lowest = (whole & -whole).astype(np.float32)
-    return int((exponents - 24 + np.frexp(lowest)[1] - 1).min())
+    lowest = (whole & -whole).astype(np.float32)  # 0 where a value is not finite
+    last = exponents - 24 + np.frexp(lowest)[1] - 1
+    tried, counts = np.unique(last, return_counts=True)
+    below = np.cumsum(counts) - counts
+    exponent = int(tried[np.argmin(_OTHER_BITS * below - array.size * (tried - tried[0]))])
+    return exponent, places[last < exponent]
+
+
+def _read_places(reader: Reader, size: int) -> list[int]:
+    count, place, places = reader.count(size), -1, list[int]()
+    for _ in range(count):
+        place += 1 + reader.count(size)
+        if place >= size:
+            raise reader.error(f"lattice: a place below {size} expected, found {place}.")
+        places.append(place)
+    return places
