@@ -20,7 +20,9 @@ FALLING = values(6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
 
 def tiny(**options):
     """Six weights; a run of 20 rounds begins with two of one client."""
-    return PruneFL(task=task(), **PLAIN | {"density_cap": 1.0} | options).in_run(20)
+    return PruneFL(task=task(), **PLAIN | {"density_cap": 1.0, "fixed_cost": 0.5} | options).in_run(
+        20
+    )
 
 
 @pytest.mark.parametrize(

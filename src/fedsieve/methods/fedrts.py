@@ -73,7 +73,7 @@ class FedRTS(Method[Server, tuple[()], Down, Up]):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     task: Task
-    target_density: float = option(0.3, "share of the maskable weights that is kept")
+    target_density: float = option(0.5, "share of the maskable weights that is kept")
     allocation: Allocation = option("erk", "how that is shared out among layers")
     churn: float = option(0.2, "share of the kept weights in question at first; falls to 0")
     every: int | None = option(None, "rounds from one adjustment to the next; none: 1/15 of all")

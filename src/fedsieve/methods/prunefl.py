@@ -33,6 +33,7 @@ from fedsieve.sparsity import layers, masks
 HALVES_IN = 10_000  # rounds in which the share that may be dropped halves
 PAPER = {
     "density_cap": 0.5,
+    "fixed_cost": 0.5,
     "adjust_interval": 50,
     "lr": 0.001,
     "clip_norm": None,
@@ -96,7 +97,7 @@ class PruneFL(Method[Server, State, Down, Up]):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER, "code": PAPER | CODE}
     task: Task
     density_cap: float = option(0.5, "largest share of weights that a reconfiguration fills up to")
-    fixed_cost: float = option(0.5, "of a round, in units of the cost of all maskable weights")
+    fixed_cost: float = option(1.0, "of a round, in units of the cost of all maskable weights")
     drop_share: float = option(0.3, "zeta: share of a layer's weights that each one may drop")
     adjust_interval: int | None = option(
         None, "rounds from one reconfiguration to the next; none: a tenth of the run"

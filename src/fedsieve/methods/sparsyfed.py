@@ -62,7 +62,7 @@ class SparsyFed(Method[Server, tuple[()], Down, Up]):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     task: Task
-    target_density: float = option(0.15, "share of the maskable weights that a client sends")
+    target_density: float = option(0.25, "share of the maskable weights that a client sends")
     power: float = option(1.25, "beta: weights are roots to this power; 1: as they are")
     ramp: int | None = option(
         None, "rounds until density has fallen from 1; none: 9/10 of all; paper: 0"
