@@ -15,6 +15,7 @@ from fedsieve.core.message import Params, count_nonzero
 from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.data.federation import Federation
 from fedsieve.engine.broadcast import held_of
+from fedsieve.engine.budget import fitted
 from fedsieve.engine.error_feedback import add_residual, residual_of
 from fedsieve.engine.mask_cache import unpacked
 from fedsieve.engine.requests import (
@@ -35,6 +36,7 @@ from fedsieve.engine.requests import (
 from fedsieve.metrics.macs import training_macs
 from fedsieve.wire.codec import Coding, Decoder, Known, UnheldError, encode, masks_of
 from fedsieve.wire.compressors import EXACT, Compression
+from fedsieve.wire.compressors.uniform import Uniform
 from fedsieve.wire.contexts import contexts_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.schema import Hash, schema_of
@@ -161,14 +163,21 @@ class ClientRuntime:
         base = down if self._wire.is_change else None
         coding = Coding(self._wire.compression, fold(request.key, "wire"), base)
         if not self._wire.error_feedback:
-            return encode(up, known, coding), {}
+            return self._payload(up, known, coding, request.budget), {}
         meant = add_residual(up, request.residual)
-        payload = encode(meant, known, coding)
+        payload = self._payload(meant, known, coding, request.budget)
         self._decoder.learn(schema_of(meant)[0].packed())
         arrived = self._decoder.decode(
             payload.data, self._up_kind, known.masks, contexts=contexts, base=base
         )
         return payload, residual_of(meant, arrived) or request.residual  # nothing sent: as before
+
+    def _payload(self, up: Any, known: Known, coding: Coding, budget: int) -> Payload:
+        """The message, with steps that make it as long as was asked for."""
+        how = coding.compression
+        if not budget or not isinstance(how, Uniform) or not up:
+            return encode(up, known, coding)
+        return fitted(lambda h: encode(up, known, coding._replace(compression=h)), how, budget)
 
 
 def shares_of(model: Params, names: Iterable[str]) -> dict[str, Share]:

@@ -48,6 +48,7 @@ class Train(NamedTuple):
     residual: Residual  # what rounding took from its last message; empty without error feedback
     key: Key
     round: int
+    budget: int = 0  # bytes that its message should take; 0: whatever it does
 
 
 class Observe(NamedTuple):

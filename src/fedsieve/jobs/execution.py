@@ -23,6 +23,8 @@ from fedsieve.jobs.job import Job
 from fedsieve.robust.aggregation import AGGREGATIONS
 from fedsieve.robust.updates import read_clip
 from fedsieve.wire.compressors import KINDS, NAMED, Compression
+from fedsieve.wire.compressors.lattice import Lattice
+from fedsieve.wire.compressors.uniform import Uniform
 
 
 class Engine(NamedTuple):
@@ -61,6 +63,8 @@ def local_engine(job: Job, folder: Path) -> Iterator[Engine]:
 def compression(config: Config, direction: Literal["up", "down"]) -> Compression:
     """How values travel in a direction."""
     text = config.up if direction == "up" else config.down
+    if config.target_bytes is not None and text is None:
+        return Uniform() if direction == "up" else Lattice()
     if direction == "up" and text is not None and text.startswith("lattice"):
         raise ConfigError("up=lattice: it is for broadcasts. Clients send `uniform` steps.")
     return NAMED[config.wire] if text is None else read(text, KINDS, direction)
@@ -70,7 +74,7 @@ def client_wire(config: Config) -> Wire:
     """How clients send."""
     return Wire(
         compression(config, "up"),
-        config.up is not None,
+        config.up is not None or config.target_bytes is not None,
         config.error_feedback,
         compression(config, "down"),
     )
@@ -97,6 +101,7 @@ def open_rounds(
         max_examples=config.max_examples,
         up=compression(config, "up"),
         down=compression(config, "down"),
+        target_bytes=config.target_bytes,
         kept_rounds=frozenset(config.save_messages),
     )
     with open_engine(job, folder) as (stores, execute):

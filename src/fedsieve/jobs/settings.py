@@ -128,6 +128,16 @@ class Config:
             can_tune=True,
         ),
     ] = None
+    target_bytes: Annotated[
+        int | None,
+        Setting(
+            MESSAGES,
+            "Bytes of a round, both directions: steps of `up=uniform` and `down=lattice`, which it "
+            "stands for, are chosen so that it takes as many.",
+            1,
+            MAX_COUNT,
+        ),
+    ] = None
     error_feedback: Annotated[
         bool,
         Setting(MESSAGES, "Clients add what rounding took to their next message.", can_tune=True),

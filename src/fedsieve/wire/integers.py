@@ -182,7 +182,7 @@ def _read_low(reader: Reader, size: int, shift: int) -> Numbers:
 def _cheapest(numbers: Numbers) -> int:
     """The range with the shortest code, about."""
     counts = np.bincount(np.minimum(np.abs(numbers), 128), minlength=129)
-    size, costs = numbers.size, dict[int, float]()
+    size, costs = max(numbers.size, 1), dict[int, float]()
     for most in _RANGES:
         inside, beyond = counts[: most + 1].astype(float), float(counts[most + 1 :].sum())
         inside[0] += beyond
