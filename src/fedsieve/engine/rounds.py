@@ -51,6 +51,7 @@ from fedsieve.wire.codec import Decoder, UnheldError, masks_of
 from fedsieve.wire.compressors import EXACT
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, schema_of
+from fedsieve.wire.versions import change_of
 
 log = logging.getLogger("fedsieve")
 
@@ -150,6 +151,8 @@ class Rounds:
             encoded, before = broadcasts[reply.client], caches.get(reply.client, ClientCache())
             told = {schema_of(up)[1]} if reply.up.data else set[Hash]()
             held = encoded.masks | (masks_of(up) if reply.up.data else {})
+            if self.plan.keeps_changes and reply.up.data:
+                held = held | change_of(up, encoder.arrived(reply.client))
             caches[reply.client] = before.told(encoded.mark, told)._replace(masks=tuple(held))
             masks = remember(masks, held) if held else masks
             self.stores.states.put(reply.client, reply.state, number)
