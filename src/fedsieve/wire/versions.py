@@ -46,7 +46,7 @@ def change_of(message: Any, answered: Any) -> dict[Hash, Floats]:
             change = change - base[entry.name]
         if isinstance(role, Kept) and entry.name in (mask := getattr(message, role.where)):
             change = change.where(mask[entry.name], 0)
-        arrays.append(change.detach().numpy().reshape(-1))
+        arrays.append((change + 0).detach().numpy().reshape(-1))  # no -0
     flat = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
     return {CHANGES + _digest(flat, mark): flat}
 
@@ -106,7 +106,8 @@ def next_version(message: Any, before: Floats | None, lattice: Lattice) -> Any:
     for part, entry in _entries(schema):
         role, tensor = roles[part.name], values[part.name][entry.name]
         last = None if base is None else getattr(base, part.name)[entry.name].numpy()
-        rounded = torch.from_numpy(lattice.rounded(tensor.detach().numpy(), last))
+        # Adding 0 makes 0 of -0, which a receiver reads as 0: names are of bits.
+        rounded = torch.from_numpy(lattice.rounded(tensor.detach().numpy(), last)) + 0
         if isinstance(role, Kept) and entry.name in (mask := getattr(message, role.where)):
             rounded = rounded.where(mask[entry.name], 0)
         values[part.name] = values[part.name] | {entry.name: rounded}
