@@ -180,14 +180,15 @@ class ClientRuntime:
     ) -> tuple[Payload, Params, Held]:
         """The message as bytes, what it leaves for the next one, and what both ends hold by it."""
         contexts = contexts_of(self._up_kind, down)
-        known = Known(request.announced, unpacked(request.masks) | masks, contexts)
+        held = unpacked(request.masks)
+        known = Known(request.announced, held | masks, contexts)
         how, keeps = self._wire.error_feedback, keeps_change(self._wire)
         base = down if self._wire.is_change or keeps else None
         coding = Coding(self._wire.compression, fold(request.key, "wire"), base)
         if how is None or not up or (isinstance(how, Ef21) and not keeps):
             return encode(up, known, coding), request.residual, masks_of(up) if up else {}
         if keeps:
-            coding = coding._replace(change=_last_change(up, unpacked(request.masks)))
+            coding = coding._replace(change=_last_change(up, held))
         meant = add_residual(up, lost)
         payload = encode(meant, known, coding)
         self._decoder.learn(schema_of(meant)[0].packed())
