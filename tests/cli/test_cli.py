@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from fedsieve.cli import names
 from fedsieve.cli.app import COMMANDS, application
-from fedsieve.cli.settings import MISSPELT
+from fedsieve.cli.settings import MISSPELT, _spelled_out
 from fedsieve.core.method import registered
 from fedsieve.core.options import name_of
 from fedsieve.data.sources.registry import LISTED
@@ -310,6 +310,24 @@ def test_settings_and_options_of_the_method_are_flags(cli, tmp_path):
     }  # fmt: skip
     assert {name: told[name] for name in expected} == expected
     assert (options["sparsity_weight"], options["clamp"], options["lr"]) == (0.001, False, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--error-feedback", "ef21"], "ef21"),
+        (["--error-feedback=ahead(0.3)"], "ahead(0.3)"),
+        (["--error-feedback", "--rounds", "3"], "true"),
+        (["--error-feedback", "job.toml"], "true"),
+        (["--error-feedback"], "true"),
+        (["--no-error-feedback", "job.toml"], "false"),
+    ],
+)
+def test_error_feedback_is_a_flag_alone_or_with_a_kind(words, expected):
+    known = {f: p for p in get_command(application()).commands["run"].params for f in p.opts}
+    spelled = _spelled_out(words, known)
+    assert spelled[:2] == ["--error-feedback", expected]
+    assert spelled[2:] == words[len(words) - len(spelled) + 2 :]
 
 
 def test_no_option_of_a_method_is_taken_for_a_misspelt_flag():

@@ -25,6 +25,7 @@ from fedsieve.methods import fedavg, pfnm, vardrop
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.methods.local_only import LocalOnly, Nothing, State
 from fedsieve.wire.codec import Decoder, encode
+from fedsieve.wire.compressors import EXACT
 from small import SETTINGS, rounds_of, small_job, steady
 
 
@@ -258,7 +259,7 @@ def test_a_schema_is_announced_once_per_client(tmp_path):
 def test_equal_broadcasts_are_encoded_once():
     job = small_job()
     server = job.method.init_server(fold(0, "init"))
-    office = BroadcastEncoder(job.method, server, fold(0, "broadcast"), "fp32", {})
+    office = BroadcastEncoder(job.method, server, fold(0, "broadcast"), EXACT, {})
     broadcasts = [office.encoded(client, ClientCache()) for client in range(3)]
     assert broadcasts[0] is broadcasts[1] is broadcasts[2]
     told = office.encoded(3, ClientCache(down=broadcasts[0].mark))

@@ -17,6 +17,7 @@ from fedsieve.engine.executors.inline import Inline
 from fedsieve.methods.fedavg import FedAvg
 from fedsieve.wire.codec import Coding, Decoder, encode
 from fedsieve.wire.compressors import NAMED
+from fedsieve.wire.feedback import Classic
 from small import METHODS, SETTINGS, StopAfter, rounds_of, small_job, steady
 
 LONGER = SETTINGS | {"rounds": 12, "eval_every": 4}
@@ -124,7 +125,8 @@ def test_unknown_precisions_are_refused_by_name():
 
 def with_feedback(job, folder, precision="int8"):
     rounds = rounds_of(job, folder, down=NAMED[precision])
-    runtime = ClientRuntime(job.method, job.federation, Wire(NAMED[precision], error_feedback=True))
+    wire = Wire(NAMED[precision], error_feedback=Classic())
+    runtime = ClientRuntime(job.method, job.federation, wire)
     rounds.execute = Inline(runtime)
     return rounds
 

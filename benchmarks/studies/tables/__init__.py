@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tables import attacks, defaults, fedsparse, flops, matching, spafl, vardrop
+from tables import attacks, defaults, error_feedback, fedsparse, flops, matching, spafl, vardrop
 
 TABLES: dict[str, Callable[[Path], str]] = {
     **attacks.TABLES,
     **defaults.TABLES,
+    **error_feedback.TABLES,
     **fedsparse.TABLES,
     **flops.TABLES,
     **matching.TABLES,

@@ -33,6 +33,8 @@ _COMPLETIONS: dict[str, Callable[[], Iterable[str]]] = {
     "dataset": names.datasets,
     "model": names.models,
 }
+FEEDBACK = "--error-feedback"
+_OPTIONAL = {FEEDBACK: "true", "--no-error-feedback": "false"}  # flags that may go without a value
 MISSPELT = 0.8  # nearer than that, a flag is a misspelt setting and no option of a method
 
 
@@ -76,6 +78,12 @@ def _spelled_out(args: list[str], known: dict[str, Any]) -> list[str]:
         flag, is_whole, value = word.partition("=")
         if word == "--":
             return [*spelled, word, *rest]
+        if flag in _OPTIONAL:
+            if not is_whole:
+                has_value = flag == FEEDBACK and rest and not _is_flag_or_file(rest[0])
+                value = rest.pop(0) if has_value else _OPTIONAL[flag]
+            spelled += [FEEDBACK, value]
+            continue
         if flag in known or flag == "--help" or not flag.startswith("--"):
             spelled.append(word)
             takes_value = not is_whole and not getattr(known.get(flag), "is_flag", True)
@@ -95,6 +103,10 @@ def _spelled_out(args: list[str], known: dict[str, Any]) -> list[str]:
     return spelled
 
 
+def _is_flag_or_file(word: str) -> bool:
+    return word.startswith("-") or word.endswith(".toml") or Path(word).is_file()
+
+
 def _flag(name: str) -> Any:
     """The type of a command's parameter for a setting: text, read as a line of TOML would be."""
     known, hint = SETTINGS[name], get_type_hints(Config)[name]
@@ -109,7 +121,9 @@ def _flag(name: str) -> Any:
     complete: Callable[[], Iterable[str]] = _COMPLETIONS.get(name, lambda: choices)
     option = typer.Option(
         word,
-        help=known.about if default in {None, ()} else f"{known.about[:-1]} ({default}).",
+        help=known.about
+        if default is False or default in {None, ()}
+        else f"{known.about[:-1]} ({default}).",
         metavar=known.metavar or "|".join(choices) or _METAVARS[plain],
         show_default=False,
         rich_help_panel=known.group,

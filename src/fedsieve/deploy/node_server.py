@@ -51,6 +51,7 @@ from fedsieve.engine.requests import (
     Train,
 )
 from fedsieve.engine.store import ClientStore, Receipt, Stores, open_stores
+from fedsieve.wire.feedback import Remembered
 
 log = logging.getLogger("fedsieve")
 _RAM_BYTES = 10**9
@@ -87,7 +88,8 @@ class _Work(NamedTuple):
         """Stores this job writes to."""
         states, residuals = self.stores
         stateful = [] if states.is_stateless else [states]
-        return [*stateful, residuals] if self.opened.wire.error_feedback else stateful
+        has_residual = isinstance(self.opened.wire.error_feedback, Remembered)
+        return [*stateful, residuals] if has_residual else stateful
 
 
 Opener = Callable[[Hello], Opened]

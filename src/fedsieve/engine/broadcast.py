@@ -21,7 +21,7 @@ from fedsieve.wire.contexts import Contexts, contexts_of
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, Schema, schema_of, unpacked
-from fedsieve.wire.versions import VERSIONS, next_version, version_of
+from fedsieve.wire.versions import CHANGES, VERSIONS, next_version, version_of
 
 KEPT_SCHEMAS = 8  # of each direction
 OPEN_SHARE = 2  # a reply's own fields against model and broadcast; the most in use is 1.25
@@ -82,7 +82,7 @@ class BroadcastEncoder:
             last = last_version(table)
             self._broadcast = next_version(self._broadcast, last, compression)
         # Masks that all hold are enough: one coding for all, where each one's own would need many.
-        held = [set(client_cache.masks) for client_cache in caches]
+        held = [set(_of_broadcasts(client_cache)) for client_cache in caches]
         self._common = set.intersection(*held) if held else set[Hash]()
         self._coding, self._table = Coding(compression, fold(key, "wire")), table
         self._last: Any = None
@@ -99,7 +99,8 @@ class BroadcastEncoder:
         if not message:
             return EncodedBroadcast(encode(message), 0, b"", True, frozenset(), {})  # noqa: FBT003
         schema, mark = schema_of(message)
-        is_told, held = mark in client_cache.down, client_cache.masks if self._masks else ()
+        is_told = mark in client_cache.down
+        held = _of_broadcasts(client_cache) if self._masks else ()
         if self._common.issubset(held):
             own = tuple(mark for mark in held if mark >= VERSIONS)
             held = (*sorted(self._common - {*own}), *own) or held
@@ -145,6 +146,11 @@ class BroadcastEncoder:
         """Whether a client reads the very values that the server holds, which may be rounded."""
         how = self._coding.compression
         return how == EXACT or isinstance(how, Lattice)
+
+
+def _of_broadcasts(client_cache: ClientCache) -> tuple[Hash, ...]:
+    """What a broadcast may refer to: all but the client's own last change."""
+    return tuple(mark for mark in client_cache.masks if mark < CHANGES)
 
 
 def held_of(message: Any, compression: Compression) -> dict[Hash, NDArray[Any]]:

@@ -3,7 +3,7 @@
 import time
 import traceback
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -16,7 +16,14 @@ from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.data.federation import Federation
 from fedsieve.engine.broadcast import held_of
 from fedsieve.engine.budget import fitted
-from fedsieve.engine.error_feedback import add_residual, residual_of
+from fedsieve.engine.error_feedback import (
+    add_residual,
+    aged,
+    dated,
+    divided,
+    masked_out,
+    residual_of,
+)
 from fedsieve.engine.mask_cache import unpacked
 from fedsieve.engine.requests import (
     Evaluate,
@@ -38,8 +45,12 @@ from fedsieve.wire.codec import Coding, Decoder, Known, UnheldError, encode, mas
 from fedsieve.wire.compressors import EXACT, Compression
 from fedsieve.wire.compressors.uniform import Uniform
 from fedsieve.wire.contexts import contexts_of
+from fedsieve.wire.feedback import Ef21, Feedback
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.schema import Hash, schema_of
+from fedsieve.wire.versions import change_of, is_change_of
+
+Held: TypeAlias = dict[Hash, NDArray[Any]]  # what both ends hold, by name
 
 
 class Wire(NamedTuple):
@@ -48,13 +59,14 @@ class Wire(NamedTuple):
     Attributes:
         compression: of its messages.
         is_change: differences to the broadcast are compressed, not values.
-        error_feedback: what one message lost is added to the next.
+        error_feedback: what is done about what a message loses.
+        down: of broadcasts.
     """
 
     compression: Compression = EXACT
     is_change: bool = False
-    error_feedback: bool = False
-    down: Compression = EXACT  # of broadcasts
+    error_feedback: Feedback | None = None
+    down: Compression = EXACT
 
 
 LOSSLESS = Wire()
@@ -67,8 +79,8 @@ class ClientRuntime:
         self._method, self._federation, self._wire = method, federation, wire
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
-        self._last: tuple[bytes, Any, dict[Hash, NDArray[Any]]] = (b"", None, {})
-        self.masks: dict[Hash, NDArray[Any]] = {}  # of the last exchange, both ways
+        self._last: tuple[bytes, Any, Held] = (b"", None, {})
+        self.masks: Held = {}  # of the last exchange, both ways
 
     @property
     def schemas(self) -> tuple[bytes, ...]:
@@ -104,11 +116,12 @@ class ClientRuntime:
         started = time.perf_counter()
         down, masks = self._decoded(request)
         data = self._federation.batches(request.client)
-        up, state, metrics = self._method.client_update(down, request.state, data, request.key)
+        start, lost = self._remembered(request, down)
+        up, state, metrics = self._method.client_update(start, request.state, data, request.key)
         if not tree.is_finite(state, checked=request.state):
             return Failure(request.client, "its state has non-finite values: lower learning rates")
-        payload, residual = self._encoded(up, request, down, masks)
-        self.masks = masks | (masks_of(up) if up else {})
+        payload, residual, held = self._encoded(up, request, down, masks, lost)
+        self.masks = masks | held
         return Reply(
             client=request.client,
             up=payload,
@@ -146,7 +159,7 @@ class ClientRuntime:
         shards = () if model is None else request.shards
         return Evaluate(model or {}, shards, request.client)
 
-    def _decoded(self, request: Train | Observe) -> tuple[Any, dict[Hash, NDArray[Any]]]:
+    def _decoded(self, request: Train | Observe) -> tuple[Any, Held]:
         """The broadcast and its masks; equal bytes in a row are decoded once."""
         if self._last[1] is None or self._last[0] != request.down:
             if request.schema:
@@ -155,22 +168,54 @@ class ClientRuntime:
             self._last = request.down, down, held_of(down, self._wire.down) if down else {}
         return self._last[1:]
 
+    def _remembered(self, request: Train, down: Any) -> tuple[Any, Params]:
+        """The broadcast to train from, and what is to be added to the message."""
+        how = self._wire.error_feedback
+        if how is None or isinstance(how, Ef21):
+            return down, {}
+        residual = aged(request.residual, how.decay, request.round)
+        before, after = divided(residual, how, down, self._up_kind)
+        return add_residual(down, before) if before else down, after
+
     def _encoded(
-        self, up: Any, request: Train, down: Any, masks: dict[Hash, NDArray[Any]]
-    ) -> tuple[Payload, Params]:
+        self, up: Any, request: Train, down: Any, masks: Held, lost: Params
+    ) -> tuple[Payload, Params, Held]:
+        """The message as bytes, what it leaves for the next one, and what both ends hold by it."""
         contexts = contexts_of(self._up_kind, down)
-        known = Known(request.announced, unpacked(request.masks) | masks, contexts)
-        base = down if self._wire.is_change else None
+        held = unpacked(request.masks)
+        known = Known(request.announced, held | masks, contexts)
+        how, keeps = self._wire.error_feedback, keeps_change(self._wire)
+        base = down if self._wire.is_change or keeps else None
         coding = Coding(self._wire.compression, fold(request.key, "wire"), base)
-        if not self._wire.error_feedback:
-            return self._payload(up, known, coding, request.budget), {}
-        meant = add_residual(up, request.residual)
+        if how is None or not up or (isinstance(how, Ef21) and not keeps):
+            payload = self._payload(up, known, coding, request.budget)
+            return payload, request.residual, masks_of(up) if up else {}
+        if keeps:
+            coding = coding._replace(change=_last_change(up, held))
+        meant = add_residual(up, lost)
         payload = self._payload(meant, known, coding, request.budget)
         self._decoder.learn(schema_of(meant)[0].packed())
         arrived = self._decoder.decode(
             payload.data, self._up_kind, known.masks, contexts=contexts, base=base
         )
-        return payload, residual_of(meant, arrived) or request.residual  # nothing sent: as before
+        if isinstance(how, Ef21):
+            return payload, {}, masks_of(up) | change_of(arrived, down)
+        residual = residual_of(meant, arrived)
+        if how.masked:
+            missing = masked_out(up, lost, down)
+            residual |= {path: residual[path] + left for path, left in missing.items()}
+        residual = dated(residual, how.decay, request.round)
+        return payload, residual or request.residual, masks_of(up)  # nothing sent: as before
+
+
+def keeps_change(wire: Wire) -> bool:
+    """Whether both ends hold what a client's last reply has changed."""
+    return isinstance(wire.error_feedback, Ef21) and wire.compression != EXACT
+
+
+def _last_change(up: Any, held: Held) -> Hash:
+    """The name of the last change of a message of the same tensors that both ends hold, or 0."""
+    return next((name for name, flat in held.items() if is_change_of(name, flat, up)), 0)
 
     def _payload(self, up: Any, known: Known, coding: Coding, budget: int) -> Payload:
         """The message, with steps that make it as long as was asked for."""

@@ -1,4 +1,4 @@
-"""What server and client both hold, by hash: masks, and versions of values; bounded.
+"""What server and client both hold, by hash: masks, versions of values, changes; bounded.
 
 What is forgotten costs only bytes: the next message carries it whole.
 """
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from fedsieve.wire.codec import Recall
 from fedsieve.wire.schema import Hash
-from fedsieve.wire.versions import VERSIONS
+from fedsieve.wire.versions import CHANGES, VERSIONS
 
 LIMIT_BYTES = 64_000_000
 
 
 class Packed(NamedTuple):
-    """A mask, eight positions a byte, or the float32 values of a version; `size` is in bits."""
+    """A mask, eight positions a byte, or float32 values; `size` is in bits."""
 
     bits: bytes
     size: int
@@ -57,7 +57,7 @@ def unpacked(masks: Mapping[Hash, Packed | None]) -> dict[Hash, NDArray[Any]]:
 def last_version(table: MaskTable) -> NDArray[np.float32] | None:
     """The values of the last broadcast that were rounded, if any were."""
     for mark in reversed(table):
-        if mark >= VERSIONS:
+        if VERSIONS <= mark < CHANGES:
             return _array(mark, table[mark])
     return None
 

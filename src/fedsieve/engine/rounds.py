@@ -53,6 +53,7 @@ from fedsieve.wire.compressors import EXACT, Compression
 from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, schema_of
+from fedsieve.wire.versions import change_of
 
 log = logging.getLogger("fedsieve")
 TOLERANCE = 1.02  # of a target in bytes
@@ -149,6 +150,8 @@ class Rounds:
             encoded, before = broadcasts[reply.client], caches.get(reply.client, ClientCache())
             told = {schema_of(up)[1]} if reply.up.data else set[Hash]()
             held = encoded.masks | (masks_of(up) if reply.up.data else {})
+            if self.plan.keeps_changes and reply.up.data:
+                held = held | change_of(up, encoder.arrived(reply.client))
             caches[reply.client] = before.told(encoded.mark, told)._replace(masks=tuple(held))
             masks = remember(masks, held) if held else masks
             self.stores.states.put(reply.client, reply.state, number)

@@ -10,7 +10,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.options import read
 from fedsieve.data.sources.registry import is_remote
-from fedsieve.engine.client import ClientRuntime, Wire
+from fedsieve.engine.client import ClientRuntime, Wire, keeps_change
 from fedsieve.engine.executors.cores import busy
 from fedsieve.engine.executors.inline import Inline
 from fedsieve.engine.executors.pool import Pool
@@ -25,6 +25,7 @@ from fedsieve.robust.updates import read_clip
 from fedsieve.wire.compressors import KINDS, NAMED, Compression
 from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.compressors.uniform import Uniform
+from fedsieve.wire.feedback import read_feedback
 
 
 class Engine(NamedTuple):
@@ -75,7 +76,7 @@ def client_wire(config: Config) -> Wire:
     return Wire(
         compression(config, "up"),
         config.up is not None or config.target_bytes is not None,
-        config.error_feedback,
+        read_feedback(config.error_feedback),
         compression(config, "down"),
     )
 
@@ -102,6 +103,7 @@ def open_rounds(
         up=compression(config, "up"),
         down=compression(config, "down"),
         target_bytes=config.target_bytes,
+        keeps_changes=keeps_change(client_wire(config)),
         kept_rounds=frozenset(config.save_messages),
     )
     with open_engine(job, folder) as (stores, execute):

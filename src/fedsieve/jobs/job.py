@@ -29,6 +29,7 @@ from fedsieve.models.zoo.registry import read_model
 from fedsieve.robust.aggregation import AGGREGATIONS, check
 from fedsieve.robust.attacks import ATTACKS, Group, attacked
 from fedsieve.robust.updates import has_updates, read_clip
+from fedsieve.wire import feedback
 from fedsieve.wire.compressors import KINDS
 
 DEFAULT_CLIENTS, DEFAULT_COHORT = 20, 10
@@ -126,6 +127,7 @@ def canonical(config: Config, spelled: Callable[[Any], Any] = spell) -> Config:
         aggregation=aggregation,
         up=config.up and str(spelled(read(config.up, KINDS, "up"))),
         down=config.down and str(spelled(read(config.down, KINDS, "down"))),
+        error_feedback=feedback.canonical(config.error_feedback, spelled),
         clip_update=clip and str(spelled(read_clip(clip))),
         attack=attack and str(spelled(read(attack, ATTACKS, "attack"))),
     )

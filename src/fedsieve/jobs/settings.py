@@ -13,6 +13,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.options import in_range
 from fedsieve.data import InputScale
 from fedsieve.wire import Precision
+from fedsieve.wire.feedback import read_feedback
 
 MAX_COUNT = 10**7 - 1  # rounds and clients: their numbers have seven digits in the names of files
 ALWAYS = 10**9  # more than any run has
@@ -139,8 +140,14 @@ class Config:
         ),
     ] = None
     error_feedback: Annotated[
-        bool,
-        Setting(MESSAGES, "Clients add what rounding took to their next message.", can_tune=True),
+        bool | str | None,
+        Setting(
+            MESSAGES,
+            "What clients do about what compression lost: `none`, `classic` (add it to their next "
+            "message; also as a flag alone), `ef21`, `ahead(share=0.5)`.",
+            metavar="[KIND]",
+            can_tune=True,
+        ),
     ] = False
     workers: Annotated[
         int,
@@ -232,6 +239,7 @@ class Config:
                 f"cohort={self.cohort} is more than clients={self.clients}: "
                 "lower --cohort or raise --clients."
             )
+        read_feedback(self.error_feedback)
         if self.score_on == "validation" and not self.validation:
             raise ConfigError("score_on='validation' needs held-out data: set validation=0.1, say.")
         least = self.min_replies or 1

@@ -46,7 +46,7 @@ from fedsieve.wire.schema import (
     schema_of,
 )
 from fedsieve.wire.tensors import decode_tensors, encode_tensors
-from fedsieve.wire.versions import VERSIONS, as_message, count_of
+from fedsieve.wire.versions import CHANGES, VERSIONS, as_message, bases_of, count_of
 
 MAX_COUNT = 2**63 - 1
 _PRECISIONS = tuple(NAMED.values())
@@ -75,11 +75,13 @@ class Coding(NamedTuple):
         key: addresses its draws.
         base: the message that this one answers, which both ends hold: of fields that both have,
             differences are compressed.
+        change: name of a change that both ends hold, which is added to the base; 0 for none.
     """
 
     compression: Compression = EXACT
     key: Key = Key(0)
     base: Any = None
+    change: Hash = 0
 
 
 def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> Payload:  # noqa: B008
@@ -88,7 +90,8 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
     if not roles:
         return Payload(b"", 0, 0, 0)
     schema, mark = schema_of(message)
-    coding, base = _based(coding, schema, known.masks)
+    coding, name_of_base = _based(coding, schema, known.masks)
+    bases = bases_of(type(message), coding.base, schema, known.masks.get(coding.change))
     numbers: list[int | float] = []
     masks: list[MaskBlock] = []
     values: list[Pieces] = []
@@ -97,7 +100,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
         match role:
             case Whole() | Kept():
                 mask = getattr(message, role.where) if isinstance(role, Kept) else {}
-                values += encode_tensors(part, value, mask, *_how(name, role, coding))
+                values += encode_tensors(part, value, mask, *_how(name, role, coding, bases))
             case Bit():
                 masks.append(_mask_block(part, value, known))
             case Number():
@@ -109,7 +112,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
         tuple(mask.length for mask in masks),
         tuple(map(size_of, values)),
         tuple(numbers),
-        _declared(coding, base),
+        _declared(coding, name_of_base),
         b"" if mark in known.schemas else schema.packed(),
     )
     return seal(header, masks, [piece for pieces in values for piece in pieces])
@@ -161,7 +164,9 @@ class Decoder:
         sections = open_frame(data)
         schema = self._schema(sections.header, kind, bound)
         coding = _coding(sections.header.precision, schema, recall or {}, base)
-        reader = _Reader(sections, coding, recall or {}, contexts or {})
+        change = (recall or {}).get(coding.change)
+        bases = bases_of(kind, coding.base, schema, change)
+        reader = _Reader(sections, coding, bases, recall or {}, contexts or {})
         parts = list(zip(roles, schema.parts, strict=True))
         masks = {f.name: reader.mask(part) for f, part in parts if isinstance(f.role, Bit)}
         values = {f.name: reader.field(part, f.role, masks) for f, part in parts}
@@ -201,17 +206,23 @@ class _Reader:
     """Takes fields off the blocks of a frame, in order."""
 
     def __init__(
-        self, sections: Sections, coding: Coding, recall: Recall, contexts: Contexts
+        self,
+        sections: Sections,
+        coding: Coding,
+        bases: dict[str, Params],
+        recall: Recall,
+        contexts: Contexts,
     ) -> None:
         self._masks, self._values = iter(sections.masks), iter(sections.values)
         self._numbers = iter(sections.header.numbers)
-        self._coding, self._recall, self._contexts = coding, recall, contexts
+        self._coding, self._bases = coding, bases
+        self._recall, self._contexts = recall, contexts
 
     def field(self, part: Part, role: Role, masks: dict[str, Mask]) -> Any:
         match role:
             case Whole() | Kept():
                 mask = masks[role.where] if isinstance(role, Kept) else {}
-                how = _how(part.name, role, self._coding)
+                how = _how(part.name, role, self._coding, self._bases)
                 return decode_tensors(part, self._values, mask, *how)
             case Bit():
                 return masks[part.name]
@@ -260,21 +271,19 @@ class How(NamedTuple):
     base: Params
 
 
-def _how(name: str, role: Whole | Kept, coding: Coding) -> How:
+def _how(name: str, role: Whole | Kept, coding: Coding, bases: dict[str, Params]) -> How:
     if coding.compression == EXACT or (isinstance(role, Whole) and role.exact):
         return How(EXACT, Key(0), {})
-    has_base = not role.is_change and hasattr(coding.base, name)
-    base = getattr(coding.base, name) if has_base else {}
     # Draws of its own for each field: products of fields stay unbiased.
-    return How(coding.compression, fold(coding.key, name), base)
+    return How(coding.compression, fold(coding.key, name), bases[name])
 
 
 def _based(coding: Coding, schema: Schema, held: Recall) -> tuple[Coding, Hash]:
     """The coding with the base of its differences, and the name of that."""
     if not isinstance(coding.compression, Lattice):
-        return coding, ANSWERED if coding.base is not None else 0
+        return coding, coding.change or (ANSWERED if coding.base is not None else 0)
     count = count_of(schema)
-    fitting = [name for name, flat in held.items() if name >= VERSIONS and flat.size == count]
+    fitting = [n for n, flat in held.items() if VERSIONS <= n < CHANGES and flat.size == count]
     if not fitting:
         return coding, 0
     return coding._replace(base=as_message(schema, held[fitting[-1]])), fitting[-1]
@@ -293,10 +302,13 @@ def _coding(compressed: int | Compressed, schema: Schema, held: Recall, answered
         if not 0 <= compressed < len(_PRECISIONS):
             raise WireError(f"precision 0 to {len(_PRECISIONS) - 1}, found {compressed}.")
         return Coding(_PRECISIONS[compressed])
-    base = answered if compressed.base == ANSWERED else None
-    if compressed.base >= VERSIONS and compressed.base in held:
-        flat = held[compressed.base]
-        if flat.size == count_of(schema):
+    is_change = compressed.base >= CHANGES
+    base = answered if compressed.base == ANSWERED or is_change else None
+    if compressed.base >= VERSIONS:
+        flat = held.get(compressed.base)
+        if flat is None or flat.size != count_of(schema):
+            base = None
+        elif not is_change:
             base = as_message(schema, flat)
     if compressed.base and base is None:
         raise UnheldError("its values are differences to a message that is not held here.")
@@ -304,7 +316,7 @@ def _coding(compressed: int | Compressed, schema: Schema, held: Recall, answered
         compression = read(compressed.text, KINDS, "compression")
     except ConfigError as error:
         raise WireError(f"compression: {error}") from error
-    return Coding(compression, Key(compressed.key), base)
+    return Coding(compression, Key(compressed.key), base, compressed.base if is_change else 0)
 
 
 def _mask_block(part: Part, mask: Mask, known: Known) -> MaskBlock:

@@ -35,7 +35,9 @@ class Compressed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     text: Annotated[str, msgspec.Meta(max_length=256)]  # the compressor with its parameters
     key: int  # of its draws
-    base: int  # to which they are differences: 0 none, 1 the message it answers, or a held version
+    # To which they are differences: 0 none, 1 the message it answers, the name of a held version,
+    # or that of a held change, which is added to the message it answers.
+    base: int
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

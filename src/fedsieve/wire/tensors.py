@@ -30,7 +30,7 @@ def encode_tensors(
     kept = {e.name: _kept(values[e.name], mask.get(e.name)) for e in part.entries}
     entries = [e for e in part.entries if e.dtype == "f4"]
     floats = [
-        kept[e.name] - _kept(base[e.name], mask.get(e.name)) if _has(base, e) else kept[e.name]
+        kept[e.name] - _kept(base[e.name], mask.get(e.name)) if has_like(base, e) else kept[e.name]
         for e in entries
     ]
     others = [kept[e.name] for e in part.entries if e.dtype != "f4"]
@@ -62,7 +62,7 @@ def decode_tensors(
         else:
             decoded = how.decode(reader, [sent[e.name] for e in floats], key)
         for entry, values in zip(floats, decoded, strict=True):
-            held = _kept(base[entry.name], mask.get(entry.name)) if _has(base, entry) else None
+            held = _kept(base[entry.name], mask.get(entry.name)) if has_like(base, entry) else None
             arrays[entry.name] = values if held is None else values + held
     if others:
         block = _next(blocks, part)
@@ -74,7 +74,7 @@ def decode_tensors(
     return {e.name: _placed(e, arrays[e.name], mask.get(e.name)) for e in part.entries}
 
 
-def _has(base: Params, entry: Entry) -> bool:
+def has_like(base: Params, entry: Entry) -> bool:
     """Whether a tensor can be written as a difference to one of `base`."""
     held = base.get(entry.name)
     return held is not None and held.dtype == torch.float32 and held.shape == entry.shape

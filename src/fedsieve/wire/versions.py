@@ -1,4 +1,8 @@
-"""Versions of a broadcast: rounded to a lattice by the server, held by clients, named by hash."""
+"""Values that both ends hold, named by hash: versions of a broadcast, and a client's last change.
+
+Versions are rounded to a lattice by the server. A change is what a client's reply has changed as it
+arrived, which both ends can tell.
+"""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -9,13 +13,15 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
-from fedsieve.core.message import Kept, Params, fields
+from fedsieve.core.message import Kept, Params, Whole, fields
 from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.frame import NAME_BYTES
 from fedsieve.wire.schema import Entry, Hash, Part, Schema, schema_of
+from fedsieve.wire.tensors import has_like
 
 Floats: TypeAlias = NDArray[np.float32]
 VERSIONS: Final = 2 ** (8 * NAME_BYTES)  # their names begin here, where those of masks end
+CHANGES: Final = 2 * VERSIONS  # and here those of changes
 
 
 def version_of(message: Any) -> dict[Hash, Floats]:
@@ -26,7 +32,52 @@ def version_of(message: Any) -> dict[Hash, Floats]:
         for part, entry in _entries(schema)
     ]
     flat = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
-    return {VERSIONS + (xxhash.xxh3_64_intdigest(flat.data, seed=mark) >> 8): flat}
+    return {VERSIONS + _digest(flat, mark): flat}
+
+
+def change_of(message: Any, answered: Any) -> dict[Hash, Floats]:
+    """What a reply, as it arrived, changes in the broadcast it answers, by name; 0 if unsent."""
+    schema, mark = schema_of(message)
+    roles, arrays = _roles(type(message)), list[Floats]()
+    for part, entry in _entries(schema):
+        role, change = roles[part.name], getattr(message, part.name)[entry.name]
+        base = base_of(part.name, role, answered)
+        if has_like(base, entry):
+            change = change - base[entry.name]
+        if isinstance(role, Kept) and entry.name in (mask := getattr(message, role.where)):
+            change = change.where(mask[entry.name], 0)
+        arrays.append((change + 0).detach().numpy().reshape(-1))  # no -0
+    flat = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
+    return {CHANGES + _digest(flat, mark): flat}
+
+
+def is_change_of(name: Hash, flat: Floats, message: Any) -> bool:
+    """Whether these are the changes of a message of the same tensors."""
+    return name >= CHANGES and bool(name == CHANGES + _digest(flat, schema_of(message)[1]))
+
+
+def base_of(name: str, role: Whole | Kept, answered: Any) -> Params:
+    """The tensors of a broadcast to which a reply's field of that name has differences."""
+    return {} if role.is_change else getattr(answered, name, {})
+
+
+def _roles(kind: type) -> dict[str, Whole | Kept]:
+    return {name: role for name, role in fields(kind) if isinstance(role, Whole | Kept)}
+
+
+def _digest(flat: Floats, mark: Hash) -> Hash:
+    return xxhash.xxh3_64_intdigest(flat.data, seed=mark) >> 8 * (8 - NAME_BYTES)
+
+
+def bases_of(kind: type, answered: Any, schema: Schema, change: Floats | None) -> dict[str, Params]:
+    """Tensors by field to which a message has differences: the broadcast's plus a change."""
+    bases = {name: base_of(name, role, answered) for name, role in _roles(kind).items()}
+    changes = None if change is None else as_message(schema, change)
+    for part, entry in _entries(schema) if changes is not None else ():
+        base, step = bases[part.name], getattr(changes, part.name)[entry.name]
+        there = base[entry.name] + step if has_like(base, entry) else step
+        bases[part.name] = {**base, entry.name: there}
+    return bases
 
 
 def count_of(schema: Schema) -> int:
@@ -59,7 +110,8 @@ def next_version(message: Any, version: Floats | None, lattice: Lattice) -> Any:
         if last is not None and mask is not None:
             last = last.where(mask, 0)  # what is pruned is new to nobody
         before = None if last is None else last.numpy()
-        rounded = torch.from_numpy(lattice.rounded(tensor.detach().numpy(), before))
+        # Adding 0 makes 0 of -0, which a receiver reads as 0: names are of bits.
+        rounded = torch.from_numpy(lattice.rounded(tensor.detach().numpy(), before)) + 0
         rounded = rounded if mask is None else rounded.where(mask, 0)
         values[part.name] = values[part.name] | {entry.name: rounded}
     return type(message)(**values)

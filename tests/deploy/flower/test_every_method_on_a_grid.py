@@ -73,6 +73,36 @@ def test_residuals_of_error_feedback_stay_with_the_nodes(settings, tmp_path):
     assert steady(there.rows) == steady(here.rows)
 
 
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("fedavg", "ef21"), ("fedavg", "ahead(0.5, decay=0.9)"), ("fediter_ht", "ef21")],
+)
+def test_error_feedback_is_the_same_with_nodes_that_sit_out_rounds(method, kind, tmp_path):
+    how = {"up": "top_k(0.1)", "down": "lattice", "error_feedback": kind}
+    job = small_job(method=method, clients=3, cohort=2, rounds=5, **how)
+    here = api.play(job, None, resume=False, watcher=Watcher())
+    there = played(job, tmp_path)
+    assert there.summary.model_hash == here.summary.model_hash
+    assert steady(there.rows) == steady(here.rows)
+
+
+def test_a_node_that_lost_its_last_change_sends_without(tmp_path):
+    how = {"up": "top_k(0.1)", "error_feedback": "ef21", "clients": 3, "cohort": 3, "rounds": 4}
+    job = small_job(method="fedavg", **how)
+    here = api.play(job, None, resume=False, watcher=Watcher())
+    lost = []
+
+    def lose(client):
+        for memory in (tmp_path / "nodes" / "1").glob("jobs/*/memory.msgpack"):
+            if client == 1 and not lost:
+                lost.append(memory.unlink())
+
+    there = played(job, tmp_path, lose)
+    assert lost
+    assert [row.failed for row in there.rows] == [0, 0, 0, 0]
+    assert there.summary.model_hash != here.summary.model_hash, "its change was not taken as 0"
+
+
 def test_a_node_that_lost_its_masks_is_sent_the_whole_message(tmp_path):
     job = small_job(method="fediter_ht", ramp=0, clients=3, cohort=3, rounds=4)
     here = api.play(job, None, resume=False, watcher=Watcher())
