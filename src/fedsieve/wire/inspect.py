@@ -141,11 +141,11 @@ def read_message(frame: Frame) -> Any:
         decoder.learn(frame.base_schema)
         base_kind = message_class(read_schema(frame.base_schema)[0])
         base = decoder.decode(frame.base_data, base_kind, held)
-    bins_of = {p.name: FINE_BINS if p.role == "drawn" else BINS for p in schema.parts}
+    last = {p.name: (FINE_BINS if p.role == "drawn" else BINS) - 1 for p in schema.parts}
     contexts = {
-        field: {n: np.frombuffer(bins, np.uint8) % bins_of[field] for n, bins in tensors.items()}
+        field: {n: np.frombuffer(b, np.uint8).clip(max=last[field]) for n, b in tensors.items()}
         for field, tensors in frame.contexts.items()
-        if field in bins_of
+        if field in last
     }
     kind = message_class(schema)
     return decoder.decode(frame.data, kind, held, contexts=contexts, base=base)
