@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, log2, prod, sqrt
+from math import ceil, log, log2, prod, sqrt
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -179,7 +179,8 @@ class FedPM(Method[Server, State, Down, Up]):
         mask = _drawn(theta, fold(key, "vote")) if is_coded else {}
         up = Up(mask, {} if is_coded else theta, trained.params.unmasked)
         after = State(trained.moments if self.keep_moments else ())
-        return up, after, Metrics(trained.processed, {"train_loss": trained.loss})
+        values = {"train_loss": trained.loss, "divergence": _divergence(theta, down.theta)}
+        return up, after, Metrics(trained.processed, values)
 
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
         replies, is_due = round.replies, server.rounds % self.reset_every == 0
@@ -265,6 +266,15 @@ def _logits(theta: Params) -> Params:
 def _drawn(theta: Params, key: Key) -> dict[str, Tensor]:
     """A mask whose bits are set with probability theta."""
     return {n: keys.uniform(fold(key, n), t.shape) < t for n, t in theta.items()}
+
+
+def _divergence(own: Params, theta: Params) -> float:
+    """Of a client's probabilities from theta, in bits a weight: the least that its vote takes."""
+    total = 0.0
+    for name, q in own.items():
+        p = theta[name]
+        total += float((torch.xlogy(q, q / p) + torch.xlogy(1 - q, (1 - q) / (1 - p))).sum())
+    return total / log(2) / sum(q.numel() for q in own.values())
 
 
 def _gated(frozen: Params, gates: Mapping[str, Tensor]) -> Params:
