@@ -2,10 +2,10 @@
 
     python benchmarks/studies/fedpm_bits.py                 # Fashion-MNIST needs its files
 
-Runs with nothing set, with votes=drawn, and with preset=paper, on the embedded digits and on Fashion-MNIST (100
-clients, 20 steps, 50 rounds), keeps the messages of some rounds, and prints for each of them the
-mean over clients, with the divergence of their probabilities from theta. Lines go to
-results/fedpm_bits.
+Runs with nothing set, and with preset=paper, votes coded and drawn, on the embedded digits and on
+Fashion-MNIST (100 clients, 20 steps, 50 rounds), keeps the messages of some rounds, and prints for
+each of them the mean over clients, with the divergence of their probabilities from theta. Lines go
+to results/fedpm_bits.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def lines(task: str, variant: str, seed: int) -> Iterator[results.Line]:
             figures |= {"up_bytes": row.up_bytes, "down_bytes": row.down_bytes}
             if number == rounds:
                 figures |= {"up_bytes_of_run": sum(r.up_bytes for r in result.rows)}
-                figures |= {"accuracy": round(row.global_accuracy, 4)}
+                figures |= {"accuracy": round(row.global_accuracy or 0, 4)}
             name = f"{task}, {variant}, round {number}"
             yield {"row": name, "seed": seed, "settings": settings, "figures": figures}
 
