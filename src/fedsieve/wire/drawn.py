@@ -15,6 +15,7 @@ below the threshold of its p. Block b has rows 128 b to 128 b + 127, each padded
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -32,7 +33,8 @@ LEAST: Final = 16  # positions of a block but the last ones
 _MASKS: Final = 256
 _ROWS: Final = _MASKS // 2
 _STEP: Final = 16  # numbers of one step of the generator
-_AT_ONCE: Final = 1 << 14  # numbers drawn together: whole steps
+_AT_ONCE: Final = 1 << 14  # numbers drawn together by the receiver: whole steps
+_TOGETHER: Final = 1 << 16  # and by the sender
 _CERTAIN: Final = 2.0**-20  # q is at least so far from 0 and 1
 _NEWTON_STEPS: Final = 5
 # The middles of bins, in units of 2**-16: never certain.
@@ -106,16 +108,27 @@ def _numbered(wanted: Floats, flat: Bins, key: Key) -> bytes | None:
 
 def _scores(below: Numbers, ratio: Floats, count: int, key: Key) -> NDArray[np.float32]:
     """The logarithm of q / p of every mask of every block, but for a constant of each block."""
-    scores, width = np.empty((count, _ROWS, 2), np.float32), _width(below.size, count)
-    stream, together = np.random.Philox(key=key), max(_AT_ONCE // width, 1)
-    for block in range(count):
-        own, gains = below[block::count], ratio[block::count]
-        for start in range(0, _ROWS, together):
-            rows = min(together, _ROWS - start)
-            numbers = _numbers(stream, rows * width).reshape(rows, width)[:, : own.size]
-            for side, masks in enumerate(_masks(numbers, own)):
-                scores[block, start : start + rows, side] = masks.astype(np.float32) @ gains
+    width, stream = _width(below.size, count), np.random.Philox(key=key)
+    below, ratio = _dealt(below, count, width), _dealt(ratio, count, width)
+    scores = np.empty((count, _ROWS, 2), np.float32)
+    rows = min(max(_TOGETHER // width, 1), _ROWS)
+    blocks = max(_TOGETHER // (_ROWS * width), 1)
+    for block, row in product(range(0, count, blocks), range(0, _ROWS, rows)):
+        some = scores[block : block + blocks, row : row + rows]
+        numbers = _numbers(stream, some.shape[0] * some.shape[1] * width)
+        numbers = numbers.reshape(*some.shape[:2], width)
+        masks = _masks(numbers, below[block : block + blocks, None])
+        gains = ratio[block : block + blocks, :, None]
+        for side, mask in enumerate(masks):
+            some[..., side] = (mask.astype(np.float32) @ gains)[..., 0]
     return scores.reshape(count, _MASKS)
+
+
+def _dealt(values: NDArray[Any], count: int, width: int) -> NDArray[Any]:
+    """Positions by block, 0 behind the last."""
+    padded = np.zeros((width, count), values.dtype)
+    padded.reshape(-1)[: values.size] = values
+    return np.ascontiguousarray(padded.T)
 
 
 def _choice(scores: NDArray[np.float32], means: Floats, key: Key) -> NDArray[np.intp]:
