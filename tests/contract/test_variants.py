@@ -32,6 +32,7 @@ VARIANTS = {
         "warm_start": 1,
         "scored": "own",
     },
+    "votes of drawn bits": {"method": "fedpm", "votes": "drawn"},
     "one shot": {"method": "pfnm", "preset": "paper"},
 }
 variants = pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS.keys())

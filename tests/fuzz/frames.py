@@ -35,7 +35,18 @@ with atheris.instrument_imports(include=["fedsieve.wire"]) if atheris else nullc
     from fedsieve.core import keys, tree
     from fedsieve.core.errors import WireError
     from fedsieve.core.keys import fold
-    from fedsieve.core.message import Bit, Bits, Count, Dense, Exact, Kept, Mask, Params, Scalar
+    from fedsieve.core.message import (
+        Bit,
+        Bits,
+        Count,
+        Dense,
+        Drawn,
+        Exact,
+        Kept,
+        Mask,
+        Params,
+        Scalar,
+    )
     from fedsieve.wire.bits import count_bytes
     from fedsieve.wire.bound import SCHEMA_BYTES, Bound
     from fedsieve.wire.codec import Coding, Decoder, Known, Recall, encode, masks_of
@@ -43,7 +54,7 @@ with atheris.instrument_imports(include=["fedsieve.wire"]) if atheris else nullc
     from fedsieve.wire.contexts import Contexts, contexts_of
     from fedsieve.wire.frame import NAME_BYTES, VERSION, open_frame
     from fedsieve.wire.precision import PRECISIONS
-    from fedsieve.wire.schema import DTYPES, schema_of, unpacked
+    from fedsieve.wire.schema import BOOLEAN, DTYPES, schema_of, unpacked
     from fedsieve.wire.values import SPARSE
 
 SLACK_BYTES = 30_000  # Python's own objects: schema, header, blocks, error texts
@@ -87,6 +98,12 @@ class Voted(NamedTuple):
     votes: Annotated[Mask, Bit(given="odds")]
 
 
+class Chosen(NamedTuple):
+    """Probabilities, of which drawn bits arrive."""
+
+    votes: Annotated[Params, Drawn(given="odds")]
+
+
 class Source(NamedTuple):
     """A good frame and what its receiver holds."""
 
@@ -122,7 +139,9 @@ def make_sources() -> list[Source]:
     pairs += [(plain, plain) for plain in (_plain(3000, 1), _plain(9000, 2))]
     asked, voted = _voted()
     likely = _source(voted, Known(contexts=contexts_of(Voted, asked)), Coding())
-    return [likely] * 4 + [
+    own = Chosen({n: 0.8 * odds + 0.1 for n, odds in asked.odds.items()})
+    drawn = _source(own, Known(contexts=contexts_of(Chosen, asked)), Coding())
+    return [likely, drawn] * 4 + [
         _source(message, known, coding)
         for coding in codings
         for message, before in pairs
@@ -311,11 +330,13 @@ def _bomb(source: Source, dice: random.Random) -> bytes:
     masks, values = [], list[bytes]()
     for _, role, entries in schema[0]:
         entries[:] = [[name, dtype, shape] for name, dtype, _ in entries]
-        if role == "bits":
-            masks.append(dice.choice((b"\0", b"\1", b"\5\0", b"\5\1", b"\3\0\0", b"\6\0")))
+        if role in BOOLEAN:
+            drawn = b"\7" + bytes(8) + b"\1\0"
+            coded = (b"\0", b"\1", b"\5\0", b"\5\1", b"\3\0\0", b"\6\0", drawn)
+            masks.append(dice.choice(coded))
         elif any(dtype == "f4" for _, dtype, _ in entries):
             values.append((bytes([SPARSE]) + count_bytes(1) + b"\0") * dice.choice((0, 1, 8192)))
-        if any(dtype != "f4" for _, dtype, _ in entries) and role != "bits":
+        if any(dtype != "f4" for _, dtype, _ in entries) and role not in BOOLEAN:
             values.append(b"")
     packed, numbers = msgspec.msgpack.encode(schema), open_frame(source.data).header.numbers
     sizes = [len(m) for m in masks], [len(v) for v in values]

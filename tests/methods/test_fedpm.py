@@ -40,7 +40,8 @@ def counted(method, rounds):
     zeros = {"w": torch.zeros(4)}
     server = Server({"w": torch.full((4,), 0.5)}, zeros, 0.0, {}, 1, 0)
     for votes in rounds:
-        replies = [Up({"w": torch.tensor(vote, dtype=torch.bool)}, {}) for vote in votes]
+        masks = [{"w": torch.tensor(vote, dtype=torch.bool)} for vote in votes]
+        replies = [Up({}, m, {}) if method.votes == "drawn" else Up(m, {}, {}) for m in masks]
         server = method.server_update(server, Round(replies), fold(0, "server"))
     return [round(t, 6) for t in server.theta["w"].tolist()]
 
@@ -52,6 +53,23 @@ PAPER = {"forget": 1.0, "forget_schedule": "constant"}
 
 def test_theta_is_the_share_of_votes_kept_away_from_0_and_1():
     assert counted(job_of(**PAPER).method, [FIRST]) == [0.99, 0.25, 0.01, 0.75]
+
+
+def test_drawn_votes_count_like_coded_ones():
+    method = job_of(**PAPER, votes="drawn").method
+    assert counted(method, [FIRST]) == [0.99, 0.25, 0.01, 0.75]
+
+
+def test_with_drawn_votes_a_client_sends_its_probabilities_and_no_mask():
+    job = job_of(votes="drawn")
+    drawn, _, _ = reply(job, started(job))
+    coded, _, _ = reply(job_of(), started(job))
+    assert not drawn.mask
+    assert not coded.odds
+    assert drawn.odds.keys() == coded.mask.keys()
+    expected = sum(odds.sum() for odds in drawn.odds.values())  # as many bits, but for noise
+    ones = sum(mask.sum() for mask in coded.mask.values())
+    assert abs(ones - expected) < 4 * math.sqrt(sum(m.numel() for m in coded.mask.values())) / 2
 
 
 def test_a_reset_posterior_forgets_the_round_before():
@@ -159,9 +177,9 @@ def test_the_model_has_expected_kept_or_drawn_weights():
 
 def test_the_paper_counts_the_entropy_of_the_share_of_ones():
     method = job_of().method
-    half = Up({"w": torch.arange(1024) < 512}, {"b": torch.zeros(3)})
+    half = Up({"w": torch.arange(1024) < 512}, {}, {"b": torch.zeros(3)})
     assert method.paper_bytes(half) == 12 + 130  # 1024 + 10 bits are 129.25 bytes
-    none = Up({"w": torch.zeros(1024, dtype=torch.bool)}, {})
+    none = Up({"w": torch.zeros(1024, dtype=torch.bool)}, {}, {})
     assert method.paper_bytes(none) == 2  # 10 bits
     down = method.broadcast(started(job_of()), fold(0))
     assert method.paper_bytes(down) == 4 * (64 * 12 + 12 + 12 * 10 + 10)

@@ -52,6 +52,17 @@ class Bit:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """Probabilities, in place of which boolean tensors arrive: bits that are 1 so often.
+
+    In a reply; `given` names a field of the broadcast that it answers, with a tensor for each of
+    these: other probabilities of the same bits. The nearer these are, the fewer bits are sent.
+    """
+
+    given: str
+
+
+@dataclass(frozen=True)
 class Number:
     """A single float (8 bytes)."""
 
@@ -69,7 +80,7 @@ class Natural:
     is_examples: bool = False
 
 
-Role: TypeAlias = Whole | Kept | Bit | Number | Natural
+Role: TypeAlias = Whole | Kept | Bit | Drawn | Number | Natural
 Dense: TypeAlias = Annotated[Params, Whole()]
 Change: TypeAlias = Annotated[Params, Whole(is_change=True)]
 Exact: TypeAlias = Annotated[Params, Whole(exact=True)]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bit, Dense, Natural, Number, fields
+from fedsieve.core.message import Dense, Natural, Number, fields
 from fedsieve.core.method import AnyMethod, PerClient, message_to, message_types
 from fedsieve.engine.mask_cache import MaskTable, last_version, recall, remember
 from fedsieve.engine.requests import Reply
@@ -17,7 +17,7 @@ from fedsieve.wire.bound import SCHEMA_BYTES, Bound
 from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.compressors import EXACT, Compression
 from fedsieve.wire.compressors.lattice import Lattice
-from fedsieve.wire.contexts import Contexts, contexts_of
+from fedsieve.wire.contexts import Contexts, contexts_of, given_fields
 from fedsieve.wire.frame import Payload
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, Schema, schema_of, unpacked
@@ -120,8 +120,7 @@ class BroadcastEncoder:
 
     def _contexts(self, message: Any, payload: Payload, known: Known) -> Contexts:
         """How likely the bits of a reply are by the message as its client reads it."""
-        is_given = any(isinstance(f.role, Bit) and f.role.given for f in fields(self._up_kind))
-        if is_given and not self._arrives_as_it_is:
+        if given_fields(self._up_kind) and not self._arrives_as_it_is:
             decoder = Decoder()
             decoder.learn(schema_of(message)[0].packed())
             message = decoder.decode(payload.data, type(message), known.masks)

@@ -24,6 +24,7 @@ from fedsieve.jobs.job import Job, build
 from fedsieve.jobs.settings import Config
 from fedsieve.metrics.rows import Row
 from fedsieve.wire.inspect import inspect
+from fedsieve.wire.schema import BOOLEAN
 
 PROBED = 5
 SHORT_ROUNDS = 20  # rounds of the shorter run
@@ -188,7 +189,7 @@ def _short_run(asked: Config, job: Job, first: Row) -> ShortRun | None:
 def _decoded_bytes(played: RoundResult) -> int:
     """What a cohort's replies take once they are read: places that were not sent are 0."""
     lines = [x for f in played.frames if f.direction == "up" for x in inspect(f).lines]
-    return sum(line.size * (1 if line.role == "bits" else 4) for line in lines)
+    return sum(line.size * (1 if line.role in BOOLEAN else 4) for line in lines)
 
 
 def _direction(played: list[RoundResult], name: Literal["up", "down"]) -> Direction:

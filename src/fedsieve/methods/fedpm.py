@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, log2, prod, sqrt
+from math import ceil, log, log2, prod, sqrt
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsieve.core import keys, tree
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bit, Count, Dense, Mask, Params, count_nonzero
+from fedsieve.core.message import Bit, Count, Dense, Drawn, Mask, Params
 from fedsieve.core.method import Batch, Batches, Method, Metrics, Report, Round, Task, register
 from fedsieve.core.options import in_range, option
 from fedsieve.optim import local
@@ -66,6 +66,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     mask: Annotated[Mask, Bit(given="theta")]  # coded by theta, which both ends know
+    odds: Annotated[Params, Drawn(given="theta")]  # votes="drawn": in its place, arrives as a mask
     unmasked: Dense
 
 
@@ -104,6 +105,9 @@ class FedPM(Method[Server, State, Down, Up]):
     slope: Literal["one", "p"] = option("one", "of a drawn bit by its probability p")
     posterior: Literal["beta", "smoothed"] = option(
         "beta", "theta: its mode, or a mean of bits lifted to floor and 1 - floor"
+    )
+    votes: Literal["coded", "drawn"] = option(
+        "coded", "a mask's bits, or which of the masks that both ends draw from theta"
     )
     forget: float = option(0.7, "share of earlier votes that is forgotten; the papers: 1")
     forget_schedule: Schedule = option(Cosine(floor=0.02), "of that share, over rounds")
@@ -171,16 +175,20 @@ class FedPM(Method[Server, State, Down, Up]):
             clip_norm=(None, 1.0),
         )
         theta = {n: torch.sigmoid(s) for n, s in trained.params.scores.items()}
-        up = Up(_drawn(theta, fold(key, "vote")), trained.params.unmasked)
+        is_coded = self.votes == "coded"
+        mask = _drawn(theta, fold(key, "vote")) if is_coded else {}
+        up = Up(mask, {} if is_coded else theta, trained.params.unmasked)
         after = State(trained.moments if self.keep_moments else ())
-        return up, after, Metrics(trained.processed, {"train_loss": trained.loss})
+        values = {"train_loss": trained.loss, "divergence": _divergence(theta, down.theta)}
+        return up, after, Metrics(trained.processed, values)
 
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:
         replies, is_due = round.replies, server.rounds % self.reset_every == 0
+        masks = [reply.mask or reply.odds for reply in replies]
         forgotten = self.forget * self.forget_schedule.factor(server.rounds) if is_due else 0.0
         votes = (1 - forgotten) * server.votes + len(replies)
         kept = {
-            n: (1 - forgotten) * old + torch.stack([r.mask[n] for r in replies]).sum(0)
+            n: (1 - forgotten) * old + torch.stack([mask[n] for mask in masks]).sum(0)
             for n, old in server.kept.items()
         }
         theta = {n: k / votes for n, k in kept.items()}
@@ -207,8 +215,8 @@ class FedPM(Method[Server, State, Down, Up]):
         """The paper's d H(share of ones) + log2 d bits for a mask, and 4 bytes a value."""
         if isinstance(message, Down):
             return super().paper_bytes(message)
-        size = sum(bits.numel() for bits in message.mask.values())
-        ones = sum(map(count_nonzero, message.mask.values()))
+        votes = (message.mask or message.odds).values()
+        size, ones = sum(v.numel() for v in votes), sum(v.sum().item() for v in votes)
         entropy = sum(n * log2(size / n) for n in (ones, size - ones) if n)
         return super().paper_bytes(message) + ceil((entropy + log2(size)) / 8)
 
@@ -258,6 +266,15 @@ def _logits(theta: Params) -> Params:
 def _drawn(theta: Params, key: Key) -> dict[str, Tensor]:
     """A mask whose bits are set with probability theta."""
     return {n: keys.uniform(fold(key, n), t.shape) < t for n, t in theta.items()}
+
+
+def _divergence(own: Params, theta: Params) -> float:
+    """Of a client's probabilities from theta, in bits a weight: the least that its vote takes."""
+    total = 0.0
+    for name, q in own.items():
+        p = theta[name]
+        total += float((torch.xlogy(q, q / p) + torch.xlogy(1 - q, (1 - q) / (1 - p))).sum())
+    return total / log(2) / sum(q.numel() for q in own.values())
 
 
 def _gated(frozen: Params, gates: Mapping[str, Tensor]) -> Params:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.errors import ConfigError
-from fedsieve.core.message import Bit, Kept, Natural, Number, Params, Whole, fields
+from fedsieve.core.message import Bit, Drawn, Kept, Natural, Number, Params, Whole, fields
 from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.core.options import in_range
 from fedsieve.robust.updates import MedianNorm, clipped, entries, has_updates
@@ -218,7 +218,7 @@ def _replaced(ups: Sequence[Any], estimate: Estimate, false: int) -> list[Any]:
         for fields_of_up, value in zip(new, same, strict=True):
             fields_of_up[name] = value
     for name, role in roles.items():
-        if isinstance(role, Bit):
+        if isinstance(role, Bit | Drawn):
             _vote([fields_of_up[name] for fields_of_up in new], false)
     for name, role in roles.items():
         if isinstance(role, Whole):

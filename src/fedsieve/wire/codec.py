@@ -2,8 +2,9 @@
 
 What the receiver is known to hold need not be sent again: a schema is then named by its hash, and
 a mask is coded as the change against one named by its hash, or by how likely its bits were in the
-message that it answers. A receiver that does not hold what a frame refers to refuses it with
-`UnheldError`, and the sender tries again without.
+message that it answers; probabilities travel as one of many masks drawn from those. A receiver that
+does not hold what a frame refers to refuses it with `UnheldError`, and the sender tries again
+without.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,18 @@ from numpy.typing import NDArray
 
 from fedsieve.core.errors import ConfigError, WireError
 from fedsieve.core.keys import Key, fold
-from fedsieve.core.message import Bit, Kept, Mask, Natural, Number, Params, Role, Whole, fields
+from fedsieve.core.message import (
+    Bit,
+    Drawn,
+    Kept,
+    Mask,
+    Natural,
+    Number,
+    Params,
+    Role,
+    Whole,
+    fields,
+)
 from fedsieve.core.options import brief, read
 from fedsieve.wire.bits import Pieces, size_of
 from fedsieve.wire.bound import MAX_BYTES, Bound
@@ -25,6 +37,7 @@ from fedsieve.wire.changes import decode_change, encode_change
 from fedsieve.wire.compressors import EXACT, KINDS, NAMED, Compression
 from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.contexts import Bins, Contexts, decode_likely, encode_likely
+from fedsieve.wire.drawn import decode_drawn, encode_drawn
 from fedsieve.wire.frame import (
     NAME_BYTES,
     Compressed,
@@ -35,7 +48,7 @@ from fedsieve.wire.frame import (
     open_frame,
     seal,
 )
-from fedsieve.wire.masks import LIKELY, Layout, decode_mask, encode_mask
+from fedsieve.wire.masks import DRAWN, LIKELY, Layout, decode_mask, encode_mask
 from fedsieve.wire.schema import (
     MAX_SCHEMAS,
     Hash,
@@ -72,7 +85,7 @@ class Coding(NamedTuple):
 
     Attributes:
         compression: exact by default.
-        key: addresses its draws.
+        key: addresses its draws, and those of `Drawn` fields.
         base: the message that this one answers, which both ends hold: of fields that both have,
             differences are compressed.
         change: name of a change that both ends hold, which is added to the base; 0 for none.
@@ -103,6 +116,10 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
                 values += encode_tensors(part, value, mask, *_how(name, role, coding, bases))
             case Bit():
                 masks.append(_mask_block(part, value, known))
+            case Drawn():
+                bins, key = _context(part, known.contexts), fold(coding.key, name)
+                drawn = encode_drawn(_flat(value), bins, _layout(part), key)
+                masks.append(MaskBlock(None, drawn))
             case Number():
                 numbers.append(float(value))
             case Natural():
@@ -168,7 +185,11 @@ class Decoder:
         bases = bases_of(kind, coding.base, schema, change)
         reader = _Reader(sections, coding, bases, recall or {}, contexts or {})
         parts = list(zip(roles, schema.parts, strict=True))
-        masks = {f.name: reader.mask(part) for f, part in parts if isinstance(f.role, Bit)}
+        masks = {
+            f.name: reader.mask(part, f.role)
+            for f, part in parts
+            if isinstance(f.role, Bit | Drawn)
+        }
         values = {f.name: reader.field(part, f.role, masks) for f, part in parts}
         reader.finish()
         return kind(**values)
@@ -224,7 +245,7 @@ class _Reader:
                 mask = masks[role.where] if isinstance(role, Kept) else {}
                 how = _how(part.name, role, self._coding, self._bases)
                 return decode_tensors(part, self._values, mask, *how)
-            case Bit():
+            case Bit() | Drawn():
                 return masks[part.name]
             case _:
                 return self.number(part.name, role)
@@ -237,16 +258,18 @@ class _Reader:
             return value
         raise WireError(f"{name}: expected a {type(role).__name__.lower()}, found {value!r}.")
 
-    def mask(self, part: Part) -> Mask:
+    def mask(self, part: Part, role: Bit | Drawn) -> Mask:
         layout, size = _layout(part), sum(entry.count for entry in part.entries)
         block = next(self._masks, None)
         if block is None:
             raise WireError(f"{part.name}: its block is missing.")
-        if block.base is None and block.data[:1] == bytes([LIKELY]):
+        coder = block.data[0] if block.base is None and len(block.data) else None
+        if coder in {LIKELY, DRAWN}:
             bins = _context(part, self._contexts)
             if bins is None:
                 raise UnheldError(f"{part.name}: how likely its bits are is not known here.")
-            flat = decode_likely(memoryview(block.data), bins)
+            decoded = decode_drawn if isinstance(role, Drawn) else decode_likely
+            flat = decoded(memoryview(block.data), bins)
         elif block.base is None:
             flat = decode_mask(memoryview(block.data), layout)
         else:
@@ -359,7 +382,7 @@ def _layout(part: Part) -> Layout:
     )
 
 
-def _flat(mask: Mask) -> Bools:
+def _flat(mask: Mask) -> NDArray[Any]:
     arrays = [m.detach().numpy().reshape(-1) for m in mask.values()]
     return np.concatenate(arrays) if arrays else np.zeros(0, np.bool_)
 

@@ -4,6 +4,7 @@ Probabilities fall into bins, and each bin that has bits is coded with its own d
 travels as one byte. Equal probabilities make equal bins on every machine: edges are whole numbers
 of 1/4096, and multiplying a float by 4096 is exact. Bins are even in the angle
 arcsin(sqrt(probability)), so that bits of one bin cost the same number of bits, but for 0.001 each.
+Bits that are drawn (`drawn`) have eight bins for each of these, with edges in 2**-24.
 """
 
 import math
@@ -12,17 +13,26 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedsieve.core.message import Bit, Params, fields
-from fedsieve.wire.bits import Bools, Reader, bit_range
+from fedsieve.core.message import Bit, Drawn, fields
+from fedsieve.wire.bits import Bools, Ints, Reader, bit_range
 from fedsieve.wire.entropy import AnsReader, AnsWriter
 from fedsieve.wire.masks import LIKELY
 
 BINS: Final = 32
+FINE_BINS: Final = 256
 _BLOCK: Final = 1 << 14
-_EDGES: Final = np.array(
-    [round(4096 * math.sin(math.pi * k / (2 * BINS)) ** 2) for k in range(1, BINS)]
-)
+
+
+def _edges(scale: int, bins: int) -> Ints:
+    return np.array(
+        [round(scale * math.sin(math.pi * k / (2 * bins)) ** 2) for k in range(1, bins)]
+    )
+
+
+_SCALE, _FINE_SCALE = 1 << 12, 1 << 24
+_EDGES, _FINE_EDGES = _edges(_SCALE, BINS), _edges(_FINE_SCALE, FINE_BINS)
 Bins: TypeAlias = NDArray[np.uint8]
 Contexts: TypeAlias = Mapping[str, Mapping[str, Bins]]  # by field and tensor
 
@@ -31,25 +41,31 @@ def contexts_of(kind: type, given: Any) -> Contexts:
     """The bins of every bit in a reply of class `kind` to the message `given`.
 
     Raises:
-        TypeError: the message does not have the field that `Bit(given=...)` names.
+        TypeError: the message does not have the field that `Bit` or `Drawn(given=...)` names.
     """
-    names = {f.name: f.role.given for f in fields(kind) if isinstance(f.role, Bit) and f.role.given}
-    for field, name in names.items():
-        if not isinstance(getattr(given, name, None), dict):
+    contexts = {}
+    for field, role in given_fields(kind):
+        likely = getattr(given, role.given or "", None)
+        if not isinstance(likely, dict):
             raise TypeError(
-                f"{kind.__qualname__}.{field} is Bit(given={name!r}), but "
+                f"{kind.__qualname__}.{field} is {role!r}, but "
                 f"{type(given).__qualname__} has no field of tensors with that name."
             )
-    return {field: _bins(getattr(given, name)) for field, name in names.items()}
+        is_fine = isinstance(role, Drawn)
+        scaled = (_FINE_EDGES, _FINE_SCALE) if is_fine else (_EDGES, _SCALE)
+        contexts[field] = {name: _bins(value, *scaled) for name, value in likely.items()}
+    return contexts
 
 
-def _bins(likely: Params) -> dict[str, Bins]:
-    return {
-        name: np.searchsorted(_EDGES, 4096 * value.detach().numpy().reshape(-1), "right").astype(
-            np.uint8
-        )
-        for name, value in likely.items()
-    }
+def given_fields(kind: type) -> list[tuple[str, Bit | Drawn]]:
+    """The fields of a reply whose bits the broadcast says something of."""
+    return [(n, r) for n, r in fields(kind) if isinstance(r, Bit | Drawn) and r.given]
+
+
+def _bins(likely: Tensor, edges: Ints, scale: int) -> Bins:
+    return np.searchsorted(edges, scale * likely.detach().numpy().reshape(-1), "right").astype(
+        np.uint8
+    )
 
 
 def encode_likely(kept: Bools, bins: Sequence[Bins]) -> bytes:

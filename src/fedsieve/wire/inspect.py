@@ -20,6 +20,7 @@ from fedsieve.core.message import (
     Bits,
     Count,
     Dense,
+    Drawn,
     Exact,
     Kept,
     Natural,
@@ -32,11 +33,11 @@ from fedsieve.core.message import (
 from fedsieve.wire import Precision
 from fedsieve.wire.bits import Bools
 from fedsieve.wire.codec import Decoder
-from fedsieve.wire.contexts import BINS
+from fedsieve.wire.contexts import BINS, FINE_BINS
 from fedsieve.wire.entropy import binary_entropy
 from fedsieve.wire.frame import Compressed, open_frame
 from fedsieve.wire.precision import PRECISIONS
-from fedsieve.wire.schema import Hash, Part, Schema, hash_of, read_schema
+from fedsieve.wire.schema import BOOLEAN, Hash, Part, Schema, hash_of, read_schema
 from fedsieve.wire.versions import VERSIONS
 
 _RAW_BITS = {"fp32": 24, "bf16": 8, "fp16": 11}
@@ -140,9 +141,11 @@ def read_message(frame: Frame) -> Any:
         decoder.learn(frame.base_schema)
         base_kind = message_class(read_schema(frame.base_schema)[0])
         base = decoder.decode(frame.base_data, base_kind, held)
+    last = {p.name: (FINE_BINS if p.role == "drawn" else BINS) - 1 for p in schema.parts}
     contexts = {
-        field: {n: np.frombuffer(bins, np.uint8) % BINS for n, bins in tensors.items()}
+        field: {n: np.frombuffer(b, np.uint8).clip(max=last[field]) for n, b in tensors.items()}
         for field, tensors in frame.contexts.items()
+        if field in last
     }
     kind = message_class(schema)
     return decoder.decode(frame.data, kind, held, contexts=contexts, base=base)
@@ -169,7 +172,7 @@ def message_limit(message: Any, precision: Precision = "fp32") -> float:
     for name, role in fields(type(message)):
         value = getattr(message, name)
         match role:
-            case Bit():
+            case Bit() | Drawn():
                 bits += sum(mask_bits(m.numpy()) for m in value.values())
             case Whole() | Kept():
                 mask = getattr(message, role.where) if isinstance(role, Kept) else {}
@@ -193,6 +196,7 @@ def message_class(schema: Schema) -> Any:
     """A message class made from a schema, for a reader that does not have the method's own."""
     roles: dict[str, Any] = {
         "dense": Dense, "exact": Exact, "bits": Bits, "scalar": Scalar, "count": Count,
+        "drawn": Annotated[Params, Drawn(given="")],
     }  # fmt: skip
     hints = [
         (part.name, roles.get(part.role) or Annotated[Params, Kept(part.role.split(":", 1)[1])])
@@ -210,7 +214,7 @@ def _lines(
             tensor = getattr(message, part.name)[entry.name].numpy()
             mask = _mask_of(part, message, entry.name)
             kept = tensor.reshape(-1) if mask is None else tensor[mask]
-            is_mask = part.role == "bits"
+            is_mask = part.role in BOOLEAN
             if is_mask:
                 bits = mask_bits(tensor)
             elif kept.dtype == np.float32:
@@ -221,11 +225,11 @@ def _lines(
             sent = int(np.count_nonzero(tensor)) if is_mask else kept.size
             line = Line(part.name, entry.name, part.role, entry.count, sent, 0, 0, bits / 8)
             lines.append(line)
-    mask_shares = _shares([x for x in lines if x.role == "bits"])
-    value_shares = _shares([x for x in lines if x.role != "bits"])
+    mask_shares = _shares([x for x in lines if x.role in BOOLEAN])
+    value_shares = _shares([x for x in lines if x.role not in BOOLEAN])
     return [
         x._replace(mask_bytes=masks * next(mask_shares))
-        if x.role == "bits"
+        if x.role in BOOLEAN
         else x._replace(value_bytes=values * next(value_shares))
         for x in lines
     ]

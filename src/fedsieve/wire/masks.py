@@ -9,6 +9,7 @@ The first byte says which coder was used:
     LAYERS        ANS, each tensor by itself: empty columns left out, rows in bins of like density
     ROWS          a mask over rows, each kept or dropped whole
     LIKELY        ANS, a density for bits of like probability in the message answered (`contexts`)
+    DRAWN         which of the masks drawn from those probabilities (`drawn`)
 """
 
 import math
@@ -24,7 +25,7 @@ from fedsieve.wire.entropy import AnsReader, AnsWriter, binary_entropy
 
 Layout: TypeAlias = tuple[tuple[int, int], ...]
 
-EMPTY, FULL, BITMAP, FLAT, LAYERS, ROWS, LIKELY = range(7)
+EMPTY, FULL, BITMAP, FLAT, LAYERS, ROWS, LIKELY, DRAWN = range(8)
 _MAX_BINS: Final = 32
 _BIN_BITS: Final = 20  # header of one bin of rows: its size and its level
 _COLUMNS: Final = 32  # flags beside the number of bins

@@ -10,7 +10,7 @@ import xxhash
 from torch import Tensor
 
 from fedsieve.core.errors import WireError
-from fedsieve.core.message import Bit, Kept, Number, Role, Whole, fields
+from fedsieve.core.message import Bit, Drawn, Kept, Number, Role, Whole, fields
 
 DTYPES = {
     "f4": torch.float32,
@@ -22,6 +22,7 @@ DTYPES = {
     "b1": torch.bool,
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+BOOLEAN = frozenset({"bits", "drawn"})  # roles whose tensors arrive as masks
 MAX_DIMENSIONS = 8
 MAX_SCHEMAS = 256  # that an end remembers
 MAX_EXTENT = 2**48  # product of the dimensions that are not 0: strides stay far from 2**63
@@ -126,6 +127,8 @@ def role_word(role: Role) -> str:
             return f"kept:{where}"
         case Bit():
             return "bits"
+        case Drawn():
+            return "drawn"
         case Number():
             return "scalar"
         case _:
@@ -149,7 +152,7 @@ def _check(schema: Schema) -> None:
                 or math.prod(d or 1 for d in entry.shape) > MAX_EXTENT
             ):
                 raise WireError(f"{place} has an impossible shape {entry.shape}.")
-            if part.role == "bits" and entry.dtype != "b1":
+            if part.role in BOOLEAN and entry.dtype != "b1":
                 raise WireError(f"{place} is a mask of type {entry.dtype!r}, expected 'b1' (bool).")
             if not _covers(mask.get(entry.name, entry.shape), entry.shape):
                 raise WireError(f"{place}: mask of {mask[entry.name]} for {entry.shape}.")
@@ -163,13 +166,14 @@ def _covers(mask: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 def _part(message: Any, name: str, role: Role) -> Part:
     value = getattr(message, name)
     entries = value.items() if isinstance(value, dict) else ()
-    return Part(name, role_word(role), tuple(_entry(name, n, t) for n, t in entries))
+    return Part(name, role_word(role), tuple(_entry(name, role, n, t) for n, t in entries))
 
 
-def _entry(field: str, name: str, tensor: Tensor) -> Entry:
-    if tensor.dtype not in _CODES:
-        raise WireError(f"{field}/{name}: type {tensor.dtype} cannot be sent ({sorted(DTYPES)}).")
-    return Entry(name, _CODES[tensor.dtype], tuple(tensor.shape))
+def _entry(field: str, role: Role, name: str, tensor: Tensor) -> Entry:
+    dtype = torch.bool if isinstance(role, Drawn) else tensor.dtype  # as it arrives
+    if dtype not in _CODES:
+        raise WireError(f"{field}/{name}: type {dtype} cannot be sent ({sorted(DTYPES)}).")
+    return Entry(name, _CODES[dtype], tuple(tensor.shape))
 
 
 def _signature(message: Any) -> Iterator[Any]:
