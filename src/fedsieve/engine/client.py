@@ -188,12 +188,12 @@ class ClientRuntime:
         base = down if self._wire.is_change or keeps else None
         coding = Coding(self._wire.compression, fold(request.key, "wire"), base)
         if how is None or not up or (isinstance(how, Ef21) and not keeps):
-            payload = self._payload(up, known, coding, request.budget)
+            payload = _payload(up, known, coding, request.budget)
             return payload, request.residual, masks_of(up) if up else {}
         if keeps:
             coding = coding._replace(change=_last_change(up, held))
         meant = add_residual(up, lost)
-        payload = self._payload(meant, known, coding, request.budget)
+        payload = _payload(meant, known, coding, request.budget)
         self._decoder.learn(schema_of(meant)[0].packed())
         arrived = self._decoder.decode(
             payload.data, self._up_kind, known.masks, contexts=contexts, base=base
@@ -217,12 +217,13 @@ def _last_change(up: Any, held: Held) -> Hash:
     """The name of the last change of a message of the same tensors that both ends hold, or 0."""
     return next((name for name, flat in held.items() if is_change_of(name, flat, up)), 0)
 
-    def _payload(self, up: Any, known: Known, coding: Coding, budget: int) -> Payload:
-        """The message, with steps that make it as long as was asked for."""
-        how = coding.compression
-        if not budget or not isinstance(how, Uniform) or not up:
-            return encode(up, known, coding)
-        return fitted(lambda h: encode(up, known, coding._replace(compression=h)), how, budget)
+
+def _payload(up: Any, known: Known, coding: Coding, budget: int) -> Payload:
+    """The message, with steps that make it as long as was asked for."""
+    how = coding.compression
+    if not budget or not isinstance(how, Uniform) or not up:
+        return encode(up, known, coding)
+    return fitted(lambda h: encode(up, known, coding._replace(compression=h)), how, budget)
 
 
 def shares_of(model: Params, names: Iterable[str]) -> dict[str, Share]:
