@@ -39,6 +39,7 @@ from fedsieve.jobs.job import build
 from fedsieve.models.zoo.registry import read_model
 from fedsieve.wire import Precision
 from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
+from fedsieve.wire.compressors import NAMED
 from fedsieve.wire.precision import GROUP
 from fedsieve.wire.schema import schema_of
 from rounds import WORKLOADS, by_fedsieve
@@ -136,7 +137,7 @@ def measure(shape: str, name: str, flat: Array, like: Params, drawn: Drawn) -> I
     decoder = Decoder()
     known = Known(frozenset({decoder.learn(schema_of(message)[0].packed())}), held)
     for precision in PRECISIONS:
-        write = partial(encode, message, known, Coding(precision, fold(0, "bench")))
+        write = partial(encode, message, known, Coding(NAMED[precision], fold(0, "bench")))
         payload = write()
         read = partial(decoder.decode, payload.data, type(message), held)
         sent = flatten((arrived := read()).weights)[kept]
