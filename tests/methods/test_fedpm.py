@@ -9,7 +9,7 @@ from fedsieve.core.errors import ConfigError
 from fedsieve.core.keys import fold
 from fedsieve.core.message import fields
 from fedsieve.core.method import Round
-from fedsieve.methods.fedpm import Down, FedPM, Server, State, Up
+from fedsieve.methods.fedpm import Down, FedPM, Server, State, Up, _divergence
 from fedsieve.optim import local
 from fedsieve.wire.codec import encode
 from small import small_job
@@ -70,6 +70,16 @@ def test_with_drawn_votes_a_client_sends_its_probabilities_and_no_mask():
     expected = sum(odds.sum() for odds in drawn.odds.values())  # as many bits, but for noise
     ones = sum(mask.sum() for mask in coded.mask.values())
     assert abs(ones - expected) < 4 * math.sqrt(sum(m.numel() for m in coded.mask.values())) / 2
+
+
+def test_divergence_is_that_of_the_clients_probabilities_from_theta():
+    """KL(3/4 || 1/2) = 1 - H(1/4) = 0.1887 bits; of a theta rounded to 0, that from the floor."""
+    half, quarter = {"w": torch.tensor([0.5, 0.5])}, {"w": torch.tensor([0.25, 0.75])}
+    assert _divergence(half, half) == 0
+    assert _divergence(quarter, half) == pytest.approx(0.18872, abs=1e-5)
+    job = job_of()
+    _, _, metrics = reply(job, with_theta(started(job), 0.0))
+    assert math.isfinite(metrics.values["divergence"])
 
 
 def test_a_reset_posterior_forgets_the_round_before():

@@ -152,6 +152,14 @@ def test_bytes_are_those_of_the_documented_layout():
     assert decode_drawn(memoryview(BLOCK), [BINS[:20], BINS[20:]]).tolist() == expected
 
 
+def test_a_long_row_is_the_same_drawn_in_pieces():
+    size, bins = 40_000, (np.arange(40_000) % 256).astype(np.uint8)
+    block = bytes([7]) + KEY.to_bytes(8, "little") + bytes([1, 6])  # one block, row 3
+    numbers = np.random.Philox(key=KEY).random_raw(4 * size // 4).view("<u2")[3 * size :]
+    below = np.round(65536 * np.sin(np.pi * (bins + 0.5) / 512) ** 2)
+    assert (decode_drawn(memoryview(block), [bins]) == (numbers < below)).all()
+
+
 def test_golden_bytes():
     asked, voted = pair((192,), moved=0.8)
     (block,) = open_frame(sent(asked, voted, Key(1)).data).masks

@@ -158,6 +158,7 @@ class FedPM(Method[Server, State, Down, Up]):
         self, down: Down, state: State, data: Batches, key: Key
     ) -> tuple[Up, State, Metrics]:
         frozen, factor = self._frozen(down.seed), self.schedule.factor(down.rounds)
+        start = self._within(down.theta)  # the wire may have rounded it
 
         def loss(at: Local, batch: Batch, key: Key) -> Tensor:
             gates = {n: self._gate(s, fold(key, "mask", n)) for n, s in at.scores.items()}
@@ -165,7 +166,7 @@ class FedPM(Method[Server, State, Down, Up]):
 
         trained = local.train(
             loss,
-            Local(_logits(self._within(down.theta)), down.unmasked),
+            Local(_logits(start), down.unmasked),
             data.work(key),
             (self.optimiser, SGD() if self.norms == "trained" else None),
             lr=(self.lr * factor, self.norm_lr * factor),
@@ -179,7 +180,7 @@ class FedPM(Method[Server, State, Down, Up]):
         mask = _drawn(theta, fold(key, "vote")) if is_coded else {}
         up = Up(mask, {} if is_coded else theta, trained.params.unmasked)
         after = State(trained.moments if self.keep_moments else ())
-        values = {"train_loss": trained.loss, "divergence": _divergence(theta, down.theta)}
+        values = {"train_loss": trained.loss, "divergence": _divergence(theta, start)}
         return up, after, Metrics(trained.processed, values)
 
     def server_update(self, server: Server, round: Round[Down, Up], key: Key) -> Server:

@@ -29,7 +29,7 @@ from fedsieve.wire.contexts import BINS, FINE_BINS, Bins, decode_likely, encode_
 from fedsieve.wire.masks import DRAWN, Layout, encode_mask
 
 BLOCK_BITS: Final = 4.0
-LEAST: Final = 16  # positions of a block but the last ones
+LEAST: Final = 16  # positions of a block
 _MASKS: Final = 256
 _ROWS: Final = _MASKS // 2
 _STEP: Final = 16  # numbers of one step of the generator
