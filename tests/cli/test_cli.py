@@ -257,11 +257,11 @@ def test_help_lists_and_wrong_arguments_are_answered_without_torch(arguments):
     [
         ("fedsieve re", {"reproduce", "report"}),
         ("fedsieve run --error", {"--error-feedback"}),
-        ("fedsieve run --method fedp", {"fedprox"}),
+        ("fedsieve run --method fedpr", {"fedprox"}),
         ("fedsieve run --dataset fash", {"fashion_mnist"}),
         ("fedsieve plan --model res", {"resnet8", "resnet18", "resnet20_gn"}),
         ("fedsieve run --wire ", {"fp32", "bf16", "fp16", "int8"}),
-        ("fedsieve methods spa", {"spafl"}),
+        ("fedsieve methods spa", {"spafl", "sparsyfed"}),
     ],
 )
 def test_the_shell_completes_commands_flags_and_names(typed, expected):

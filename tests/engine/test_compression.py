@@ -141,14 +141,14 @@ def test_rounds_take_the_bytes_asked_for(method: str) -> None:
     settings |= {"down": "int8"} if method in OWN_MESSAGES else {}
     most = max(r.up_bytes + r.down_bytes for r in fedsieve.run(**settings).rows)
     target = (0.25 if method == "fedavg" else 0.6) * most
-    rows = fedsieve.run(**settings, target_bytes=int(target)).rows
+    rows = fedsieve.run(**settings, round_bytes=int(target)).rows
     least = 0.98 * target if method == "fedavg" else 0  # few values take less at their finest
     for row in rows[2:]:  # the first messages to a client are whole
         assert least <= row.up_bytes + row.down_bytes <= 1.02 * target
 
 
 def test_a_target_is_met_to_the_same_bits_in_a_pool(tmp_path) -> None:
-    options = SETTINGS | {"method": "fedavg", "target_bytes": 4000}
+    options = SETTINGS | {"method": "fedavg", "round_bytes": 4000}
     alone = fedsieve.run(**options)
     fedsieve.run(**options, out=tmp_path / "run", watcher=StopAfter(2))
     pooled = fedsieve.run(out=tmp_path / "run", resume=True, workers=2)
@@ -157,5 +157,5 @@ def test_a_target_is_met_to_the_same_bits_in_a_pool(tmp_path) -> None:
 
 
 def test_a_target_that_is_missed_is_named(caplog) -> None:
-    fedsieve.run(**SETTINGS | {"rounds": 1, "target_bytes": 100})
+    fedsieve.run(**SETTINGS | {"rounds": 1, "round_bytes": 100})
     assert "the target is 100" in caplog.text

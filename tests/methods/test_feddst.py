@@ -34,7 +34,7 @@ def test_a_client_trades_its_smallest_weight_for_the_largest_gradient():
     assert up.weights["w"].tolist() == [pytest.approx([2.0, 0.5, 0.0, 0.0, 0.0, 0.0])]
     assert torch.equal(up.mask["w"], bits(0, 1, 3)["w"])
     assert torch.equal(metrics.mask["w"], down.mask["w"])
-    assert metrics.processed == 2
+    assert (metrics.processed, metrics.dense_gradients) == (4, 2)  # two trained, two for growth
 
 
 def test_weights_grown_in_an_earlier_epoch_are_trained_in_the_rest():

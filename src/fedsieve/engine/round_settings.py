@@ -43,7 +43,7 @@ class RoundSettings:
     max_examples: int | None = None  # that a client may count with
     up: Compression = EXACT  # of clients' messages
     down: Compression = EXACT  # of broadcasts
-    target_bytes: int | None = None  # of all messages of a round: steps are chosen for it
+    round_bytes: int | None = None  # of all messages of a round: steps are chosen for it
     keeps_changes: bool = False  # both ends hold what a client's last reply has changed
     kept_rounds: frozenset[int] = frozenset()  # whose messages are handed on whole
     holds_data: bool = True  # of all clients; else their first reply says how much they have

@@ -200,12 +200,12 @@ class Rounds:
                 c: encoder.encoded(c, client_cache) for c, client_cache in known.items()
             }
 
-        if self.plan.target_bytes is None or not isinstance(self.plan.down, Lattice):
+        if self.plan.round_bytes is None or not isinstance(self.plan.down, Lattice):
             return made(self.plan.down)
         return finest(
             lambda step: made(Lattice(step)),
             lambda tried: sum(len(e.payload.data) for e in tried[1].values()),
-            DOWN_SHARE * self.plan.target_bytes,
+            DOWN_SHARE * self.plan.round_bytes,
         )
 
     def _exchange(
@@ -335,7 +335,7 @@ class Rounds:
 
     def _compare_with_target(self, number: int, messages: list[Sent]) -> None:
         """Say so, once, if a round takes more bytes than it should."""
-        target, size = self.plan.target_bytes, sum(m.total_bytes for m in messages)
+        target, size = self.plan.round_bytes, sum(m.total_bytes for m in messages)
         if target is not None and size > TOLERANCE * target and not self._missed_target:
             self._missed_target = True
             log.warning(
@@ -345,10 +345,10 @@ class Rounds:
 
     def _budget(self, broadcasts: dict[int, EncodedBroadcast]) -> int:
         """Bytes that are left for the reply of each; 0 if they may take any number."""
-        if self.plan.target_bytes is None or not broadcasts:
+        if self.plan.round_bytes is None or not broadcasts:
             return 0
         down = sum(len(e.payload.data) for e in broadcasts.values()) / len(broadcasts)
-        each = self.plan.target_bytes / self.plan.cohort
+        each = self.plan.round_bytes / self.plan.cohort
         return max(int(max(each - down, UP_LEAST * each)), 1)
 
     def _read(

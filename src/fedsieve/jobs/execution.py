@@ -64,7 +64,7 @@ def local_engine(job: Job, folder: Path) -> Iterator[Engine]:
 def compression(config: Config, direction: Literal["up", "down"]) -> Compression:
     """How values travel in a direction."""
     text = config.up if direction == "up" else config.down
-    if config.target_bytes is not None and text is None:
+    if config.round_bytes is not None and text is None:
         return Uniform() if direction == "up" else Lattice()
     if direction == "up" and text is not None and text.startswith("lattice"):
         raise ConfigError("up=lattice: it is for broadcasts. Clients send `uniform` steps.")
@@ -75,7 +75,7 @@ def client_wire(config: Config) -> Wire:
     """How clients send."""
     return Wire(
         compression(config, "up"),
-        config.up is not None or config.target_bytes is not None,
+        config.up is not None or config.round_bytes is not None,
         read_feedback(config.error_feedback),
         compression(config, "down"),
     )
@@ -102,7 +102,7 @@ def open_rounds(
         max_examples=config.max_examples,
         up=compression(config, "up"),
         down=compression(config, "down"),
-        target_bytes=config.target_bytes,
+        round_bytes=config.round_bytes,
         keeps_changes=keeps_change(client_wire(config)),
         kept_rounds=frozenset(config.save_messages),
     )

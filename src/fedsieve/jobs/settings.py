@@ -129,7 +129,7 @@ class Config:
             can_tune=True,
         ),
     ] = None
-    target_bytes: Annotated[
+    round_bytes: Annotated[
         int | None,
         Setting(
             MESSAGES,
