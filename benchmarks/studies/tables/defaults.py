@@ -7,8 +7,6 @@ from statistics import mean
 from fedsieve.recipes import results
 from tables.common import Line, by_row, markdown
 
-PERSONAL = ("spafl", "local_only")
-
 
 def default_tables(stored: Path) -> str:
     """A table for each data set: means over seeds, and points above FedAvg."""
@@ -32,10 +30,11 @@ def _score(lines: list[Line], name: str) -> float:
 
 
 def _default_row(name: str, lines: list[Line], bars: Mapping[str, float]) -> list[str]:
-    which = "local_accuracy" if name in PERSONAL else "global_accuracy"
+    is_personal = "global_accuracy" not in lines[0]["figures"]
+    which = "local_accuracy" if is_personal else "global_accuracy"
     score = _score(lines, which)
     return [
-        name + (" (local)" if name in PERSONAL else ""),
+        name + (" (local)" if is_personal else ""),
         f"{score:.3f}",
         " ".join(f"{line['figures'][which]:.3f}" for line in lines),
         f"{100 * (score - bars[which]):+.1f}",
