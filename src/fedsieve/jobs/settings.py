@@ -136,7 +136,7 @@ class Config:
             "Bytes of a round, both directions: steps of `up=uniform` and `down=lattice`, which it "
             "stands for, are chosen so that it takes as many.",
             1,
-            MAX_COUNT,
+            10**15,
         ),
     ] = None
     error_feedback: Annotated[
