@@ -52,6 +52,14 @@ def count_bytes(value: int) -> bytes:
     return bytes(out)
 
 
+def place_bytes(places: Ints) -> bytes:
+    """Places in ascending order: how many, and the gaps between."""
+    out = bytearray(count_bytes(places.size))
+    for gap in np.diff(places, prepend=-1).tolist():
+        out += count_bytes(gap - 1)
+    return bytes(out)
+
+
 class Reader:
     """Takes pieces off a buffer, never past its end."""
 
@@ -88,6 +96,16 @@ class Reader:
         if value > most:
             raise self.error(f"a count of at most {most} expected, found {value}.")
         return value
+
+    def places(self, size: int) -> list[int]:
+        """Places below `size`, as `place_bytes` wrote them."""
+        count, place, places = self.count(size), -1, list[int]()
+        for _ in range(count):
+            place += 1 + self.count(size)
+            if place >= size:
+                raise self.error(f"a place below {size} expected, found {place}.")
+            places.append(place)
+        return places
 
     def finish(self) -> None:
         if len(self._data):

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsieve.wire.bits import Pieces, Reader, count_bytes
+from fedsieve.wire.bits import Pieces, Reader, count_bytes, place_bytes
 from fedsieve.wire.entropy import LEVELS, AnsReader, AnsWriter, level_of
 
 Numbers: TypeAlias = NDArray[np.int32]
@@ -77,7 +77,8 @@ def decode_integers(reader: Reader, sizes: Sequence[int]) -> list[Numbers]:
             raise heads.error(f"at most {_SHIFTS} low bits expected, found {shift}.")
         most = _RANGES[tag]
         levels = bytes(heads.take(2 * most + 1)) if most else b""
-        places, values = _read_large(heads, size)
+        places = heads.places(size)
+        values = [_read_signed(heads) for _ in places]
         low = _read_low(reader, size, shift)
         parts.append(_Part(most, shift, _weights(levels), places, values, low))
     heads.finish()
@@ -195,27 +196,18 @@ def _cheapest(numbers: Numbers) -> int:
 def _apart(numbers: Numbers, most: int) -> tuple[Numbers, bytes]:
     """The numbers with those beyond `most` as 0, and the list of these."""
     places = np.flatnonzero(np.abs(numbers) > most)
-    coded = bytearray(count_bytes(places.size))
-    gaps = np.diff(places, prepend=-1) - 1
-    for gap, value in zip(gaps.tolist(), numbers[places].tolist(), strict=True):
-        coded += count_bytes(gap) + count_bytes(2 * abs(value) + (value < 0))
+    coded = bytearray(place_bytes(places))
+    for value in numbers[places].tolist():
+        coded += count_bytes(2 * abs(value) + (value < 0))
     if places.size:
         numbers = numbers.copy()
         numbers[places] = 0
     return numbers, bytes(coded)
 
 
-def _read_large(reader: Reader, size: int) -> tuple[list[int], list[int]]:
-    count, place = reader.count(size), -1
-    places, values = list[int](), list[int]()
-    for _ in range(count):
-        place += 1 + reader.count(size)
-        if place >= size:
-            raise reader.error(f"a place below {size} expected, found {place}.")
-        coded = reader.count(2 * MAX_NUMBER + 1)
-        places.append(place)
-        values.append(-(coded >> 1) if coded & 1 else coded >> 1)
-    return places, values
+def _read_signed(reader: Reader) -> int:
+    coded = reader.count(2 * MAX_NUMBER + 1)
+    return -(coded >> 1) if coded & 1 else coded >> 1
 
 
 def _levels(numbers: Numbers, most: int) -> bytes:

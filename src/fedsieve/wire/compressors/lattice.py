@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedsieve.core.keys import Key
 from fedsieve.core.options import in_range, option
-from fedsieve.wire.bits import Pieces, Reader, count_bytes
+from fedsieve.wire.bits import Pieces, Reader, place_bytes
 from fedsieve.wire.compressors.base import Floats, read_floats, rms
 from fedsieve.wire.integers import Numbers, decode_integers, encode_integers
 from fedsieve.wire.precision import decode_floats, encode_floats
@@ -49,9 +49,7 @@ class Lattice:
                 return [bytes([_EXACT]), *encode_floats(list(arrays), "fp32", key)]
             numbers.append(scaled.astype(np.int32))
             others.append(array[places])
-            head += bytes([min(max(exponent + _MIDDLE, 0), 255)]) + count_bytes(len(places))
-            for gap in np.diff(places, prepend=-1).tolist():
-                head += count_bytes(gap - 1)
+            head += bytes([min(max(exponent + _MIDDLE, 0), 255)]) + place_bytes(places)
         raw = np.concatenate(others).astype("<f4").tobytes() if others else b""
         return [bytes([_NUMBERS]), bytes(head), raw, *encode_integers(numbers)]
 
@@ -65,7 +63,7 @@ class Lattice:
         exponents, places = list[int](), list[list[int]]()
         for size in sizes:
             exponents.append(reader.byte() - _MIDDLE)
-            places.append(_read_places(reader, size))
+            places.append(reader.places(size))
         others = [read_floats(reader, len(some)) for some in places]
         arrays = []
         numbers = decode_integers(reader, sizes)
@@ -101,13 +99,3 @@ def _split(array: Floats) -> tuple[int, NDArray[np.intp]]:
     below = np.cumsum(counts) - counts
     exponent = int(tried[np.argmin(_OTHER_BITS * below - array.size * (tried - tried[0]))])
     return exponent, places[last < exponent]
-
-
-def _read_places(reader: Reader, size: int) -> list[int]:
-    count, place, places = reader.count(size), -1, list[int]()
-    for _ in range(count):
-        place += 1 + reader.count(size)
-        if place >= size:
-            raise reader.error(f"lattice: a place below {size} expected, found {place}.")
-        places.append(place)
-    return places
