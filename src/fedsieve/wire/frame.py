@@ -122,7 +122,7 @@ def open_frame(data: bytes | memoryview) -> Sections:
         raise WireError(f"header of {header_bytes} bytes does not fit a frame of {len(view)}.")
     try:
         header = _decoder.decode(view[_FIXED.size : start])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WireError(f"header is malformed: {error}") from error
     lengths = [~length if length < 0 else length for length in header.masks]
     named = NAME_BYTES * sum(length < 0 for length in header.masks)
