@@ -168,3 +168,10 @@ def test_damaged_bytes_are_refused_or_give_as_many_values(compressor: Compressor
 def test_values_that_cannot_work_are_refused(build) -> None:
     with pytest.raises(ConfigError):
         build()
+
+
+@pytest.mark.parametrize("compressor", [Qsgd(bucket=2**40), Groups(size=2**40)], ids=str)
+def test_parameters_of_a_frame_do_not_decide_on_memory(compressor: Compressor) -> None:
+    (arrived,), size = through(compressor, gaussian(100))
+    assert arrived.size == 100
+    assert size < 200

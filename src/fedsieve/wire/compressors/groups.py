@@ -51,4 +51,4 @@ class Groups:
         return int(2 ** (self.bits - 1)) - 1
 
     def _spread(self, scales: Floats, count: int) -> Floats:
-        return np.repeat(scales, self.size)[:count]
+        return np.repeat(scales, min(self.size, count))[:count]

@@ -66,4 +66,4 @@ class Qsgd:
         return np.where(norms > 0, norms, np.float32(1))
 
     def _spread(self, norms: Floats, size: int) -> Floats:
-        return np.repeat(norms, self.bucket or max(size, 1))[:size]
+        return np.repeat(norms, min(self.bucket or size, size))[:size]
