@@ -206,8 +206,7 @@ def is_refused(case: Case) -> bool:
 def check_memory(case: Case) -> int:
     """Bytes that decoding takes at most; raises beyond twice the message's own.
 
-    Eight times, and tables of 64 kB, where values are compressed: draws, steps and whole numbers are
-    arrays, too.
+    Eight times and 64 kB where values are compressed or drawn: draws and steps are arrays, too.
     """
     tracemalloc.start()
     try:
@@ -215,7 +214,8 @@ def check_memory(case: Case) -> int:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    is_compressed = not isinstance(open_frame(case.source.data).header.precision, int)
+    precision = open_frame(case.source.data).header.precision
+    is_compressed = not isinstance(precision, int) or case.source.kind is Chosen
     most = (8, SLACK_BYTES + 2**16) if is_compressed else (2, SLACK_BYTES)
     if peak > most[0] * case.source.dense_bytes + most[1]:
         raise AssertionError(f"took {peak} bytes, tensors have {case.source.dense_bytes}")
