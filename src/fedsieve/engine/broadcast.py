@@ -18,7 +18,7 @@ from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
 from fedsieve.wire.compressors import EXACT, Compression
 from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.contexts import Contexts, contexts_of, given_fields
-from fedsieve.wire.frame import Payload
+from fedsieve.wire.frame import Compressed, Payload, open_frame
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, Schema, schema_of, unpacked
 from fedsieve.wire.versions import CHANGES, VERSIONS, next_version, version_of
@@ -191,6 +191,7 @@ def frames_of(
     if not reply.up.data or not encoded.payload.data:
         return []
     packed = tuple((mark, *mask) for mark, mask in remember({}, held | encoded.masks).items())
+    is_answer = isinstance(open_frame(reply.up.data).header.precision, Compressed)
     return [
         Frame(
             round=number,
@@ -199,8 +200,8 @@ def frames_of(
             schema=schema,
             masks=packed,
             data=payload.data,
-            base_schema=encoded.schema if direction == "up" else b"",
-            base_data=encoded.payload.data if direction == "up" else b"",
+            base_schema=encoded.schema if direction == "up" and is_answer else b"",
+            base_data=encoded.payload.data if direction == "up" and is_answer else b"",
             contexts={
                 field: {name: bins.tobytes() for name, bins in tensors.items()}
                 for field, tensors in encoded.contexts.items()
