@@ -5,6 +5,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from fedsieve.core import tree
 from fedsieve.core.keys import Key, fold
@@ -133,8 +134,20 @@ def gradient(
 
 
 def _gradient(loss: Tensor, moving: tuple[Tensor, ...]) -> Tensors:
-    """The gradient of each tensor; 0 where the loss does not depend on it."""
-    grads = torch.autograd.grad(loss, moving, _ONE, allow_unused=True)
+    """The gradient of each tensor; 0 where the loss does not depend on it.
+
+    As `torch.autograd.grad` without its checks, which are a quarter of a small model's step.
+    """
+    keep_graph = create_graph = False
+    grads = _engine_run_backward(
+        (loss,),
+        (_ONE,),
+        keep_graph,
+        create_graph,
+        moving,
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
     return [torch.zeros_like(p) if g is None else g for p, g in zip(moving, grads, strict=True)]
 
 

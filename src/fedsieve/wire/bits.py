@@ -1,6 +1,8 @@
 """Bytes taken apart: counts of seven bits a byte, and a reader that never passes the end."""
 
-from typing import Any, Final, TypeAlias
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +12,18 @@ from fedsieve.core.errors import WireError
 Bools: TypeAlias = NDArray[np.bool_]
 Ints: TypeAlias = NDArray[np.integer[Any]]
 Pieces: TypeAlias = list[bytes | memoryview]  # bytes still to be joined
+A = TypeVar("A", bound=np.generic)
 _BLOCK: Final = 1 << 14
 
 
 def size_of(pieces: Pieces) -> int:
     return sum(memoryview(piece).nbytes for piece in pieces)
+
+
+def runs_of(values: NDArray[A], sizes: Sequence[int]) -> list[NDArray[A]]:
+    """Consecutive parts of the given sizes."""
+    ends = list(accumulate(sizes))
+    return [values[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def set_places(bits: Bools) -> Ints:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsieve.wire.bits import Pieces, Reader, count_bytes, place_bytes
+from fedsieve.wire.bits import Pieces, Reader, count_bytes, place_bytes, runs_of
 from fedsieve.wire.entropy import LEVELS, AnsReader, AnsWriter, level_of
 
 Numbers: TypeAlias = NDArray[np.int32]
@@ -94,7 +94,7 @@ def decode_integers(reader: Reader, sizes: Sequence[int]) -> list[Numbers]:
         numbers[part.places] = part.values
         numbers <<= part.shift
         numbers += part.low
-        arrays += np.split(numbers, np.cumsum(sizes[start:end])[:-1])
+        arrays += runs_of(numbers, sizes[start:end])
     ans.finish()
     return arrays
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.core.errors import WireError
-from fedsieve.wire.bits import Bools, Ints, Reader, bit_range, count_bytes
+from fedsieve.wire.bits import Bools, Ints, Reader, bit_range, count_bytes, runs_of
 from fedsieve.wire.entropy import AnsReader, AnsWriter, binary_entropy
 
 Layout: TypeAlias = tuple[tuple[int, int], ...]
@@ -168,7 +168,7 @@ def _tensors(tag: int, plans: list[_Plan]) -> bytes:
             ans.symbols(bins, tuple(sizes))
             block = block[np.argsort(bins, kind="stable")]
         head += b"".join(map(count_bytes, sizes[:-1]))  # the last one is what is left
-        pieces = np.split(block, np.cumsum(sizes)[:-1])
+        pieces = runs_of(block, sizes)
         head += bytes(ans.bits(piece.reshape(-1)) for piece in pieces)
     return bytes(head) + ans.finish()
 

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-import numpy as np
-
 from fedsieve.core.keys import Key
 from fedsieve.wire import Precision
-from fedsieve.wire.bits import Pieces, Reader
+from fedsieve.wire.bits import Pieces, Reader, runs_of
 from fedsieve.wire.compressors.base import Floats
 from fedsieve.wire.compressors.eden import Eden
 from fedsieve.wire.compressors.groups import Groups
@@ -29,7 +27,7 @@ class Fp32:
 
     def decode(self, reader: Reader, sizes: Sequence[int], key: Key) -> list[Floats]:
         flat = decode_floats(reader.rest(), sum(sizes), self.precision)
-        return np.split(flat, np.cumsum(sizes)[:-1])
+        return runs_of(flat, sizes)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import torch
 from fedsieve.core import keys
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.options import in_range, option
-from fedsieve.wire.bits import Pieces, Reader
+from fedsieve.wire.bits import Pieces, Reader, runs_of
 from fedsieve.wire.compressors.base import Floats, read_floats
 from fedsieve.wire.entropy import AnsReader, AnsWriter
 from fedsieve.wire.integers import Bytes, fitting, joined, joint, split
@@ -91,7 +91,7 @@ class Eden:
             rows = values.reshape(blocks, width) * scales[block : block + blocks, None]
             flat[part] = self._rotated_back(rows, key).reshape(-1)[: part.stop - part.start]
             at, block = at + blocks * width, block + blocks
-        return np.split(flat, np.cumsum(sizes)[:-1])
+        return runs_of(flat, sizes)
 
     def _rotated(self, rows: Floats, key: Key) -> Floats:
         """H D x of every row, as often as asked."""

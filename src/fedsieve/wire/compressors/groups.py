@@ -14,7 +14,7 @@ import numpy as np
 from fedsieve.core import keys
 from fedsieve.core.keys import Key
 from fedsieve.core.options import in_range, option
-from fedsieve.wire.bits import Pieces, Reader
+from fedsieve.wire.bits import Pieces, Reader, runs_of
 from fedsieve.wire.compressors.base import Floats, read_floats
 from fedsieve.wire.integers import decode_integers, encode_integers
 
@@ -44,7 +44,7 @@ class Groups:
         scales = read_floats(reader, -(-count // self.size))
         (numbers,) = decode_integers(reader, [count])
         flat = numbers.astype(np.float32) / np.float32(self._most) * self._spread(scales, count)
-        return np.split(flat, np.cumsum(sizes)[:-1])
+        return runs_of(flat, sizes)
 
     @property
     def _most(self) -> int:

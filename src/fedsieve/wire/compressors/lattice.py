@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedsieve.core.keys import Key
 from fedsieve.core.options import in_range, option
-from fedsieve.wire.bits import Pieces, Reader, place_bytes
+from fedsieve.wire.bits import Pieces, Reader, place_bytes, runs_of
 from fedsieve.wire.compressors.base import Floats, read_floats, rms
 from fedsieve.wire.integers import Numbers, decode_integers, encode_integers
 from fedsieve.wire.precision import decode_floats, encode_floats
@@ -57,7 +57,7 @@ class Lattice:
         tag = reader.byte()
         if tag == _EXACT:
             flat = decode_floats(reader.rest(), sum(sizes), "fp32")
-            return np.split(flat, np.cumsum(sizes)[:-1])
+            return runs_of(flat, sizes)
         if tag != _NUMBERS:
             raise reader.error(f"lattice: {_EXACT} or {_NUMBERS} expected, found {tag}.")
         exponents, places = list[int](), list[list[int]]()

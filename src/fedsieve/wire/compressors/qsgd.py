@@ -15,7 +15,7 @@ import numpy as np
 from fedsieve.core import keys
 from fedsieve.core.keys import Key
 from fedsieve.core.options import in_range, option
-from fedsieve.wire.bits import Pieces, Reader
+from fedsieve.wire.bits import Pieces, Reader, runs_of
 from fedsieve.wire.compressors.base import Floats, read_floats
 from fedsieve.wire.integers import decode_integers, encode_integers
 
@@ -46,7 +46,7 @@ class Qsgd:
 
     def decode(self, reader: Reader, sizes: Sequence[int], key: Key) -> list[Floats]:
         counts = [self._buckets(size) for size in sizes]
-        norms = np.split(read_floats(reader, sum(counts)), np.cumsum(counts)[:-1])
+        norms = runs_of(read_floats(reader, sum(counts)), counts)
         numbers = decode_integers(reader, sizes)
         return [
             number.astype(np.float32) / np.float32(self.levels) * self._spread(norm, number.size)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsieve.core.keys import Key
-from fedsieve.wire.bits import Pieces, Reader
+from fedsieve.wire.bits import Pieces, Reader, runs_of
 from fedsieve.wire.compressors.base import Floats, read_floats
 
 
@@ -28,5 +28,5 @@ class Sign:
         scales, count = read_floats(reader, len(sizes)), sum(sizes)
         bits = np.unpackbits(np.frombuffer(reader.take(-(-count // 8)), np.uint8), count=count)
         reader.finish()
-        signs = np.split(np.float32(1) - 2 * bits.astype(np.float32), np.cumsum(sizes)[:-1])
+        signs = runs_of(np.float32(1) - 2 * bits.astype(np.float32), sizes)
         return [scale * sign for scale, sign in zip(scales, signs, strict=True)]

@@ -20,7 +20,7 @@ from fedsieve.core import keys
 from fedsieve.core.keys import Key, fold
 from fedsieve.core.options import in_range, option
 from fedsieve.sparsity import masks
-from fedsieve.wire.bits import Bools, Pieces, Reader, count_bytes, set_places
+from fedsieve.wire.bits import Bools, Pieces, Reader, count_bytes, runs_of, set_places
 from fedsieve.wire.compressors.base import Floats, rms
 from fedsieve.wire.compressors.dense import Fp32, Values
 from fedsieve.wire.compressors.signs import Sign
@@ -103,7 +103,7 @@ class RandK:
         flat = np.zeros(sum(sizes), np.float32)
         places = self._places(flat.size, key)
         (flat[places],) = self.values.decode(reader, [len(places)], fold(key, "values"))
-        return np.split(flat, np.cumsum(sizes)[:-1])
+        return runs_of(flat, sizes)
 
     def _places(self, size: int, key: Key) -> list[int]:
         return keys.sample(key, size, _count(self.share, size)) if size else []
@@ -116,7 +116,7 @@ def _count(share: float, size: int) -> int:
 
 def _encode_chosen(arrays: Sequence[Floats], chosen: Bools, values: Values, key: Key) -> Pieces:
     places = encode_mask(chosen, tuple((1, array.size) for array in arrays))
-    parts = np.split(chosen, np.cumsum([array.size for array in arrays])[:-1])
+    parts = runs_of(chosen, [array.size for array in arrays])
     kept = [array[set_places(part)] for array, part in zip(arrays, parts, strict=True)]
     return [count_bytes(len(places)), places, *values.encode(kept, fold(key, "values"))]
 
@@ -124,7 +124,7 @@ def _encode_chosen(arrays: Sequence[Floats], chosen: Bools, values: Values, key:
 def _decode_chosen(reader: Reader, sizes: Sequence[int], values: Values, key: Key) -> list[Floats]:
     layout = tuple((1, size) for size in sizes)
     chosen = decode_mask(reader.take(reader.count(len(reader))), layout)
-    parts = np.split(chosen, np.cumsum(sizes)[:-1])
+    parts = runs_of(chosen, sizes)
     counts = [int(np.count_nonzero(part)) for part in parts]
     decoded = values.decode(reader, counts, fold(key, "values"))
     arrays = [np.zeros(size, np.float32) for size in sizes]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedsieve.core import keys
 from fedsieve.core.keys import Key
 from fedsieve.core.options import in_range, option
-from fedsieve.wire.bits import Pieces, Reader
+from fedsieve.wire.bits import Pieces, Reader, runs_of
 from fedsieve.wire.compressors.base import Floats, rms
 from fedsieve.wire.integers import MAX_NUMBER, decode_integers, encode_integers
 
@@ -57,7 +57,7 @@ class Uniform:
             return [np.zeros(1, np.float32) for _ in arrays]
         draws = keys.generator(key).random(sum(a.size for a in arrays), dtype=np.float32)
         draws -= np.float32(0.5)
-        return np.split(draws, np.cumsum([a.size for a in arrays])[:-1]) if arrays else []
+        return runs_of(draws, [a.size for a in arrays])
 
 
 def _coarse(steps: Floats) -> Floats:
