@@ -22,7 +22,7 @@ from fedsieve.engine.broadcast import (
     frames_of,
     sent,
 )
-from fedsieve.engine.budget import DOWN_SHARE, UP_LEAST, finest
+from fedsieve.engine.budget import RoundBudget
 from fedsieve.engine.evaluate import Scores, evaluate, shares_of_cohort
 from fedsieve.engine.mask_cache import MaskTable, recall, remember, subset
 from fedsieve.engine.metrics import Accepted, Exchange, load_of, round_metrics
@@ -50,13 +50,11 @@ from fedsieve.metrics.bytes import Sent
 from fedsieve.metrics.rows import Evaluation, Row
 from fedsieve.wire.codec import Decoder, UnheldError, masks_of
 from fedsieve.wire.compressors import EXACT, Compression
-from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.inspect import Frame
 from fedsieve.wire.schema import Hash, schema_of
 from fedsieve.wire.versions import change_of
 
 log = logging.getLogger("fedsieve")
-TOLERANCE = 1.02  # of a target in bytes
 
 
 class Checkpoint(NamedTuple):
@@ -109,7 +107,7 @@ class Rounds:
         self._dense = cache(lambda: dense_schema(method, fold(plan.seed, "init")))
         self._compares = needs_broadcasts(plan)
         self._warned: set[tuple[int, str]] = set()  # clients left out, and why
-        self._missed_target = False
+        self._budget = RoundBudget(plan.round_bytes, plan.cohort)
 
     def start(self) -> Checkpoint:
         """The position before the first round."""
@@ -139,7 +137,7 @@ class Rounds:
         encoder, broadcasts = self._broadcasts(position, known)
         exchange = self._exchange(position, broadcasts, encoder, spare)
         accepted, messages = exchange.accepted, exchange.messages
-        self._compare_with_target(number, messages)
+        self._budget.compare(number, sum(m.total_bytes for m in messages))
         downs = [encoder.message(a.reply.client) for a in accepted] if self._compares else []
         ups = believed(self.plan, [a.up for a in accepted], downs)
         played = Round(ups, encoder.arrived, load_of(len(cohort), messages))
@@ -190,23 +188,16 @@ class Rounds:
         """The broadcast to every client of a cohort, within the target of the round if it can."""
         key = fold(self.plan.seed, "broadcast", position.done + 1)
 
-        def made(
-            compression: Compression,
-        ) -> tuple[BroadcastEncoder, dict[int, EncodedBroadcast]]:
+        def made(down: Compression) -> tuple[BroadcastEncoder, dict[int, EncodedBroadcast]]:
             encoder = BroadcastEncoder(
-                self.method, position.server, key, compression, position.masks, known.values()
+                self.method, position.server, key, down, position.masks, known.values()
             )
-            return encoder, {
-                c: encoder.encoded(c, client_cache) for c, client_cache in known.items()
-            }
+            return encoder, {c: encoder.encoded(c, held) for c, held in known.items()}
 
-        if self.plan.round_bytes is None or not isinstance(self.plan.down, Lattice):
-            return made(self.plan.down)
-        return finest(
-            lambda step: made(Lattice(step)),
-            lambda tried: sum(len(e.payload.data) for e in tried[1].values()),
-            DOWN_SHARE * self.plan.round_bytes,
-        )
+        def size(tried: tuple[BroadcastEncoder, dict[int, EncodedBroadcast]]) -> int:
+            return sum(len(encoded.payload.data) for encoded in tried[1].values())
+
+        return self._budget.broadcasts(made, size, self.plan.down)
 
     def _exchange(
         self,
@@ -278,7 +269,7 @@ class Rounds:
         number, tried = position.done + 1, Tried([], [], [], [])
         lost, late = self.plan.recorded(number)
         held = frozenset(self._decoder.schemas)  # before any reply: the same for every executor
-        budget = self._budget(broadcasts)
+        budget = self._budget.of_reply([len(e.payload.data) for e in broadcasts.values()])
         requests = (
             self._request(
                 position, client, encoded, caches.get(client, ClientCache()), held, budget
@@ -332,24 +323,6 @@ class Rounds:
             position.done + 1,
             budget,
         )
-
-    def _compare_with_target(self, number: int, messages: list[Sent]) -> None:
-        """Say so, once, if a round takes more bytes than it should."""
-        target, size = self.plan.round_bytes, sum(m.total_bytes for m in messages)
-        if target is not None and size > TOLERANCE * target and not self._missed_target:
-            self._missed_target = True
-            log.warning(
-                "round %d takes %d bytes, the target is %d: first messages to a client are whole, "
-                "and masks and exact values cannot be rounded.", number, size, target
-            )  # fmt: skip
-
-    def _budget(self, broadcasts: dict[int, EncodedBroadcast]) -> int:
-        """Bytes that are left for the reply of each; 0 if they may take any number."""
-        if self.plan.round_bytes is None or not broadcasts:
-            return 0
-        down = sum(len(e.payload.data) for e in broadcasts.values()) / len(broadcasts)
-        each = self.plan.round_bytes / self.plan.cohort
-        return max(int(max(each - down, UP_LEAST * each)), 1)
 
     def _read(
         self,
