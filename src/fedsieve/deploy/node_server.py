@@ -194,7 +194,7 @@ class NodeServer:
         if job not in self._work:
             form = msgspec.msgpack.decode((folder / "form.msgpack").read_bytes(), type=_Form)
             opened = self._open_job(Hello((folder / "config.toml").read_text(), form))
-            runtime = ClientRuntime(opened.method, opened.federation, opened.wire)
+            runtime = ClientRuntime(opened.method, opened.federation, opened.wire, opened.seed)
             key = fold(opened.seed, "init")
             init = partial(opened.method.init_client, key=key)
             stores = open_stores(folder, init, _RAM_BYTES)

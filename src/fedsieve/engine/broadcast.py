@@ -14,7 +14,7 @@ from fedsieve.engine.mask_cache import MaskTable, last_version, recall, remember
 from fedsieve.engine.requests import Reply
 from fedsieve.metrics.bytes import Sent
 from fedsieve.wire.bound import SCHEMA_BYTES, Bound
-from fedsieve.wire.codec import Coding, Decoder, Known, encode, masks_of
+from fedsieve.wire.codec import Coding, Decoder, Known, Recall, encode, masks_of
 from fedsieve.wire.compressors import EXACT, Compression
 from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.contexts import Contexts, contexts_of, given_fields
@@ -59,6 +59,17 @@ class EncodedBroadcast(NamedTuple):
     contexts: Contexts = MappingProxyType({})  # of the bits in its reply
 
 
+def held_at_start(method: AnyMethod, seed: int, down: Compression) -> Recall:
+    """What both ends hold before the first message: the start is a function of the seed."""
+    if not isinstance(down, Lattice):
+        return {}
+    server = method.init_server(fold(seed, "init"))
+    message = method.broadcast(server, fold(seed, "broadcast", 1))
+    if not message or isinstance(message, PerClient):
+        return {}
+    return held_of(next_version(message, None, down), down)
+
+
 class BroadcastEncoder:
     """Encodes the broadcasts of one round."""
 
@@ -70,6 +81,7 @@ class BroadcastEncoder:
         compression: Compression,
         table: MaskTable,
         caches: Iterable[ClientCache] = (),
+        start: Recall = MappingProxyType({}),
     ) -> None:
         self._method, self._broadcast = method, method.broadcast(server, key)
         self._up_kind = message_types(method)[1]
@@ -79,18 +91,21 @@ class BroadcastEncoder:
                     "down=lattice: this method sends every client a message of its own, of which "
                     "there are no versions. Use down=bf16 or int8."
                 )
-            last = last_version(table)
+            last = last_version({**remember({}, start), **table})
             self._broadcast = next_version(self._broadcast, last, compression)
         # Masks that all hold are enough: one coding for all, where each one's own would need many.
         held = [set(_of_broadcasts(client_cache)) for client_cache in caches]
         self._common = set.intersection(*held) if held else set[Hash]()
-        self._coding, self._table = Coding(compression, fold(key, "wire")), table
+        self._coding = Coding(compression, fold(key, "wire"))
+        self._table, self._start = table, start
         self._last: Any = None
         self._read: tuple[Any, Any] = (None, None)
         self._masks: dict[Hash, NDArray[Any]] = {}
-        self._encoded: dict[tuple[bool, tuple[Hash, ...]], EncodedBroadcast] = {}
+        self._encoded: dict[tuple[bool, bool, tuple[Hash, ...]], EncodedBroadcast] = {}
 
-    def encoded(self, client: int, client_cache: ClientCache) -> EncodedBroadcast:
+    def encoded(
+        self, client: int, client_cache: ClientCache, *, has_start: bool = True
+    ) -> EncodedBroadcast:
         """The message for `client`, without what it holds already."""
         message = self.message(client)
         if message is not self._last:
@@ -104,10 +119,12 @@ class BroadcastEncoder:
         if self._common.issubset(held):
             own = tuple(mark for mark in held if mark >= VERSIONS)
             held = (*sorted(self._common - {*own}), *own) or held
-        if (is_told, held) not in self._encoded:
-            known = Known(frozenset(client_cache.down), recall(self._table, held))
+        form = is_told, has_start, held
+        if form not in self._encoded:
+            start = self._start if has_start else {}
+            known = Known(frozenset(client_cache.down), {**start, **recall(self._table, held)})
             payload = encode(message, known, self._coding)
-            self._encoded[is_told, held] = EncodedBroadcast(
+            self._encoded[form] = EncodedBroadcast(
                 payload,
                 self._method.paper_bytes(message),
                 schema.packed(),
@@ -116,7 +133,7 @@ class BroadcastEncoder:
                 self._masks,
                 self._contexts(message, payload, known),
             )
-        return self._encoded[is_told, held]
+        return self._encoded[form]
 
     def _contexts(self, message: Any, payload: Payload, known: Known) -> Contexts:
         """How likely the bits of a reply are by the message as its client reads it."""

@@ -3,6 +3,7 @@
 import time
 import traceback
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from fedsieve.core.keys import fold
 from fedsieve.core.message import Params, count_nonzero
 from fedsieve.core.method import AnyMethod, message_types
 from fedsieve.data.federation import Federation
-from fedsieve.engine.broadcast import held_of
+from fedsieve.engine.broadcast import held_at_start, held_of
 from fedsieve.engine.budget import fitted
 from fedsieve.engine.error_feedback import (
     add_residual,
@@ -75,8 +76,11 @@ LOSSLESS = Wire()
 class ClientRuntime:
     """Executes the requests of one process: a method, its data and a decoder of broadcasts."""
 
-    def __init__(self, method: AnyMethod, federation: Federation, wire: Wire = LOSSLESS) -> None:
+    def __init__(
+        self, method: AnyMethod, federation: Federation, wire: Wire = LOSSLESS, seed: int = 0
+    ) -> None:
         self._method, self._federation, self._wire = method, federation, wire
+        self._start = cache(lambda: held_at_start(method, seed, wire.down))
         self._down_kind, self._up_kind = message_types(method)
         self._decoder = Decoder()
         self._last: tuple[bytes, Any, Held] = (b"", None, {})
@@ -164,7 +168,8 @@ class ClientRuntime:
         if self._last[1] is None or self._last[0] != request.down:
             if request.schema:
                 self._decoder.learn(request.schema)
-            down = self._decoder.decode(request.down, self._down_kind, unpacked(request.masks))
+            held = {**self._start(), **unpacked(request.masks)}
+            down = self._decoder.decode(request.down, self._down_kind, held)
             self._last = request.down, down, held_of(down, self._wire.down) if down else {}
         return self._last[1:]
 

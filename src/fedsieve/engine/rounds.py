@@ -20,6 +20,7 @@ from fedsieve.engine.broadcast import (
     bound_of,
     dense_schema,
     frames_of,
+    held_at_start,
     sent,
 )
 from fedsieve.engine.budget import RoundBudget
@@ -107,6 +108,7 @@ class Rounds:
         self._dense = cache(lambda: dense_schema(method, fold(plan.seed, "init")))
         self._compares = needs_broadcasts(plan)
         self._warned: set[tuple[int, str]] = set()  # clients left out, and why
+        self._start = cache(lambda: held_at_start(method, plan.seed, plan.down))
         self._budget = RoundBudget(plan.round_bytes, plan.cohort)
 
     def start(self) -> Checkpoint:
@@ -175,9 +177,8 @@ class Rounds:
                     broadcasts[reply.client],
                     position.caches.get(reply.client, ClientCache()),
                 )
-                frames += frames_of(
-                    number, reply, up, encoded, recall(position.masks, client_cache.masks)
-                )
+                held = {**self._start(), **recall(position.masks, client_cache.masks)}
+                frames += frames_of(number, reply, up, encoded, held)
         said = {a.reply.client: n for a in accepted if (n := claimed_examples(a.up)) is not None}
         after = Checkpoint(number, server, caches, schemas, masks, seen, position.examples | said)
         return RoundResult(after, row, evaluation, messages, frames)
@@ -190,7 +191,13 @@ class Rounds:
 
         def made(down: Compression) -> tuple[BroadcastEncoder, dict[int, EncodedBroadcast]]:
             encoder = BroadcastEncoder(
-                self.method, position.server, key, down, position.masks, known.values()
+                self.method,
+                position.server,
+                key,
+                down,
+                position.masks,
+                known.values(),
+                self._start(),
             )
             return encoder, {c: encoder.encoded(c, held) for c, held in known.items()}
 
@@ -217,7 +224,7 @@ class Rounds:
             encoder,
         )
         # Whoever does not hold what a message refers to gets, or gives, a whole one.
-        whole = {client: encoder.encoded(client, ClientCache()) for client in first.refused}
+        whole = {c: encoder.encoded(c, ClientCache(), has_start=False) for c in first.refused}
         needed -= len(first.accepted)
         second = self._try(position, whole, {}, needed, encoder) if whole and needed else _NOTHING
         accepted, failures = first.accepted + second.accepted, first.failures + second.failures

@@ -51,7 +51,7 @@ def local_engine(job: Job, folder: Path) -> Iterator[Engine]:
     stores = open_stores(
         folder, lambda c: job.method.init_client(c, init_key), config.state_ram_mb * 10**6
     )
-    runtime = ClientRuntime(job.method, job.federation, client_wire(config))
+    runtime = ClientRuntime(job.method, job.federation, client_wire(config), config.seed)
     kind = stores.states.kind
     workers = busy(config.workers, config.cohort or 1)
     executor = Inline(runtime) if workers == 1 else Pool(runtime, workers, kind)

@@ -2,6 +2,7 @@
 
 Rule     A server that sends versions v_0, v_1, ... rounds what is new to a lattice,
              v_t = v_{t-1} + 2^e round((w_t - v_{t-1}) / 2^e),  2^e near `step` rms(w_t - v_{t-1}).
+         v_0 is on the finest lattice: both ends make it from the seed, and it is never sent.
          What rounding takes stays in w_t - v_t and is sent later. The difference of any two
          versions is then a whole multiple of the smallest 2^e between them: a client that missed
          some gets one such difference, and holds the very same v_t as all others. Weights that were
@@ -27,7 +28,7 @@ _EXACT, _NUMBERS = 0, 1
 _MIDDLE = 150  # bytes 0 to 255 stand for 2^-150 to 2^105
 _OTHER_BITS = 44  # of a value off the lattice, with its place
 _LARGEST = 2.0**23  # multiples that float32 still tells apart
-_FIRST = 2.0**-5  # of the root mean square of a first version
+_FINEST = 2.0**-17  # of the largest value: weights may grow 128-fold and stay exact in float32
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,13 @@ class Lattice:
         """The version of `new` that follows `before`."""
         change = new if before is None else new - before
         moved = change[change != 0]
-        size = rms(moved) * (_FIRST if before is None else self.step)
+        size = rms(moved) * self.step
         if not size or not math.isfinite(size):
             return new if before is None else before + change * np.float32(0)
         largest = max(float(np.abs(new).max()), float(np.abs(change).max()))
-        exponent = max(round(math.log2(size)), math.ceil(math.log2(largest / _LARGEST)))
+        exponent = math.ceil(math.log2(largest * _FINEST))
+        if before is not None:
+            exponent = max(exponent, round(math.log2(size)))
         whole = np.ldexp(np.rint(np.ldexp(change, -exponent)), exponent)
         return whole if before is None else before + whole
 
