@@ -186,11 +186,12 @@ def runs_of(stage: str, dataset: str, out: Path, seeds: list[int]) -> list[Run]:
         steps = [(name, step) for name, entry in ENTRIES.items() for step in entry.ladder]
         return exact + [Run(dataset, name, step, 0, True) for name, step in steps]  # noqa: FBT003
     trials = results.read(path_of(out, dataset, is_trial=True))
+    exactly: list[dict[str, Any]] = [{}]
     return [
         Run(dataset, name, compressed, seed, False)  # noqa: FBT003
         for seed in seeds
         for name in ENTRIES
-        for compressed in ([{}] if name in METHODS else []) + chosen(name, trials)
+        for compressed in (exactly if name in METHODS else []) + chosen(name, trials)
     ]
 
 
