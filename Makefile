@@ -93,6 +93,7 @@ bench: setup  ## speed beside a hand-written loop, and the share of a step that 
 
 bench-wire: setup  ## bytes against the information limit, and coding speed (minutes)
 	$(BIN)/python benchmarks/speed/wire.py
+	$(BIN)/python benchmarks/speed/compressors.py
 
 fuzz: setup  ## a million mutated frames against the decoder (an hour)
 	$(BIN)/python tests/fuzz/frames.py --frames 1000000

@@ -5,15 +5,18 @@ import pytest
 import torch
 
 import fedsieve
-from fedsieve.core.errors import ConfigError
+from fedsieve.core import tree
+from fedsieve.core.errors import ConfigError, RoundError
 from fedsieve.core.keys import Key
+from fedsieve.engine.client import ClientRuntime, Wire
+from fedsieve.engine.executors.inline import Inline
 from fedsieve.methods.fedavg import Down, Up
 from fedsieve.methods.fediter_ht import Down as MaskedDown
 from fedsieve.wire.codec import Coding, Decoder, Known, UnheldError, encode
 from fedsieve.wire.compressors.eden import Eden
 from fedsieve.wire.compressors.lattice import Lattice
 from fedsieve.wire.versions import next_version, version_of
-from small import METHODS, SETTINGS, StopAfter, small_job, steady
+from small import METHODS, SETTINGS, StopAfter, rounds_of, small_job, steady
 
 OWN_MESSAGES = {"feddrop", "pfnm", "gpi_fnm", "fedspa", "lg_fedavg", "lotteryfl", "sub_fedavg"}
 
@@ -119,6 +122,35 @@ def test_a_receiver_without_the_base_refuses() -> None:
         Decoder().decode(up, Up)
     arrived = Decoder().decode(up, Up, base=first)
     assert arrived.examples == 3
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fediter_ht"])
+def test_the_start_is_made_of_the_seed_and_never_sent(method: str) -> None:
+    settings = SETTINGS | {"method": method, "rounds": 1}
+    exact, free = fedsieve.run(**settings), fedsieve.run(**settings, down="lattice")
+    (sent, left) = (run.rows[0].down_bytes for run in (exact, free))
+    assert left < 1200 < sent  # three headers with schemas remain
+
+
+def test_a_client_with_another_start_gets_a_whole_message(tmp_path) -> None:
+    job, wire = small_job(method="fedavg"), Wire(down=Lattice())
+    plans = {"down": Lattice(), "rounds": 2, "cohort": 5}
+    alike, other = (rounds_of(job, tmp_path / name, **plans) for name in ("alike", "other"))
+    alike.execute = Inline(ClientRuntime(job.method, job.federation, wire, job.config.seed))
+    other.execute = Inline(ClientRuntime(job.method, job.federation, wire, job.config.seed + 1))
+    expected, played = (list(rounds.play(rounds.start())) for rounds in (alike, other))
+    assert [p.row.failed for p in played] == [0, 0]
+    assert tree.equal(played[-1].position.server, expected[-1].position.server)
+    assert played[0].row.down_bytes > 5 * expected[0].row.down_bytes
+    assert played[1].row.down_bytes == expected[1].row.down_bytes
+
+
+def test_a_reply_in_another_compression_than_was_asked_for_is_left_out(tmp_path) -> None:
+    job = small_job(method="fedavg")
+    rounds = rounds_of(job, tmp_path, up=Eden(bits=2), rounds=1, min_replies=1)
+    rounds.execute = Inline(ClientRuntime(job.method, job.federation, Wire(Eden(bits=4), True)))  # noqa: FBT003
+    with pytest.raises(RoundError, match=r"written as eden, asked for eden\(bits=2\)"):
+        next(rounds.play(rounds.start()))
 
 
 @pytest.mark.parametrize(

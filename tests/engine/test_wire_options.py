@@ -124,7 +124,7 @@ def test_unknown_precisions_are_refused_by_name():
 
 
 def with_feedback(job, folder, precision="int8"):
-    rounds = rounds_of(job, folder, down=NAMED[precision])
+    rounds = rounds_of(job, folder, up=NAMED[precision], down=NAMED[precision])
     wire = Wire(NAMED[precision], error_feedback=Classic())
     runtime = ClientRuntime(job.method, job.federation, wire)
     rounds.execute = Inline(runtime)

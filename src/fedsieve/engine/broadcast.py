@@ -184,7 +184,9 @@ def dense_schema(method: AnyMethod, key: Key) -> Schema:
     return schema_of(_Model(method.task.init_params(key)))[0]
 
 
-def bound_of(encoded: EncodedBroadcast, kind: type, dense: Callable[[], Schema]) -> Bound:
+def bound_of(
+    encoded: EncodedBroadcast, kind: type, dense: Callable[[], Schema], up: Compression
+) -> Bound:
     """The bound on tensors and bytes of a reply of class `kind` to a broadcast.
 
     A field that both have has the same tensors. Fields that a broadcast does not have, or has
@@ -198,7 +200,7 @@ def bound_of(encoded: EncodedBroadcast, kind: type, dense: Callable[[], Schema])
         model = dense()
         room = OPEN_BYTES + OPEN_SHARE * (sent.tensor_bytes() + model.tensor_bytes())
         names += OPEN_SHARE * len(model.packed())
-    return Bound(room, asked, SCHEMA_BYTES + 2 * names)
+    return Bound(room, asked, SCHEMA_BYTES + 2 * names, up)
 
 
 def frames_of(

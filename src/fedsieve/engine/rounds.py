@@ -344,7 +344,7 @@ class Rounds:
         client_cache = caches.get(reply.client, ClientCache())
         encoded = broadcasts[reply.client]
         held = encoded.masks | recall(position.masks, client_cache.masks)
-        bound = bound_of(encoded, self._up_kind, self._dense)
+        bound = bound_of(encoded, self._up_kind, self._dense, self.plan.up)
         try:
             base = None if self.plan.up == EXACT else encoder.arrived(reply.client)
             up = self._decoder.decode(

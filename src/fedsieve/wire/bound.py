@@ -10,6 +10,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fedsieve.core.errors import WireError
+from fedsieve.core.options import brief
+from fedsieve.wire.compressors import Compression
+from fedsieve.wire.compressors.uniform import Uniform
 from fedsieve.wire.schema import Entry, Part, Schema
 
 MAX_BYTES = 2**32
@@ -24,11 +27,14 @@ class Bound(NamedTuple):
         max_bytes: of tensors in fields that are not `asked`, together.
         asked: tensors of fields that are known: just these, or none where a mask says what is sent.
         schema_bytes: of an announced schema; each may take twenty in memory.
+        compression: that values must have been written with; None for any. Steps of `uniform` are
+            the sender's choice.
     """
 
     max_bytes: int = MAX_BYTES
     asked: Mapping[str, frozenset[Entry]] = MappingProxyType({})
     schema_bytes: int = 2**20
+    compression: Compression | None = None
 
     @property
     def tensor_bytes(self) -> int:
@@ -45,6 +51,13 @@ class Bound(NamedTuple):
         """Raise WireError if a packed schema is too long to be looked at."""
         if size > self.schema_bytes:
             raise WireError(f"schema of {size} bytes, this receiver takes {self.schema_bytes}.")
+
+    def check_compression(self, declared: Compression) -> None:
+        """Raise WireError if values were written in another way than was asked for."""
+        asked = self.compression
+        both_uniform = isinstance(asked, Uniform) and isinstance(declared, Uniform)
+        if asked is not None and declared != asked and not both_uniform:
+            raise WireError(f"values written as {brief(declared)}, asked for {brief(asked)}.")
 
     def check(self, schema: Schema) -> None:
         """Raise WireError unless all tensors of a schema are within the bound."""

@@ -181,6 +181,7 @@ class Decoder:
         sections = open_frame(data)
         schema = self._schema(sections.header, kind, bound)
         coding = _coding(sections.header.precision, schema, recall or {}, base)
+        bound.check_compression(coding.compression)
         change = (recall or {}).get(coding.change)
         bases = bases_of(kind, coding.base, schema, change)
         reader = _Reader(sections, coding, bases, recall or {}, contexts or {})

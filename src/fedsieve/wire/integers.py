@@ -4,7 +4,8 @@ Numbers from -m to m are digits of base 2m + 1, as many to a symbol as fit a byt
 product of their digits' weights, which travel as one-byte levels. Numbers beyond m are counted as 0
 and stand in a list: gaps between their places, and values. Of the possible m the cheapest is taken,
 for each segment of a message: tensors one after another, small ones together. Of numbers that are
-mostly large, the lowest bits are noise and stand apart as they are.
+mostly large, the lowest bits are noise and stand apart as they are. Where Huffman codes are as
+good, for single digits, symbols are coded by zstd, which is several times faster.
 """
 
 import math
@@ -16,16 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.wire.bits import Pieces, Reader, count_bytes, place_bytes, runs_of
-from fedsieve.wire.entropy import LEVELS, AnsReader, AnsWriter, level_of
+from fedsieve.wire.entropy import LEVELS, AnsReader, AnsWriter, compress, decompress, level_of
 
 Numbers: TypeAlias = NDArray[np.int32]
 Bytes: TypeAlias = NDArray[np.uint8]
+Counts: TypeAlias = NDArray[np.intp]
 MAX_NUMBER: Final = 2**30
 _DIGITS: Final = {0: 1, 1: 5, 2: 3, 3: 2, 7: 2, 31: 1, 127: 1}  # to a symbol, by the largest number
 _RANGES: Final = tuple(_DIGITS)
 _SEGMENT: Final = 4096  # numbers that are worth a table of their own
 _SCALE: Final = 1 << 16
 _SHIFTS: Final = 26
+_HUFFMAN: Final = 128  # beside a range
+_AS_GOOD: Final = 1.01  # of the entropy
+_BEYOND: Final = 128  # larger ones are counted together
 
 
 class _Part(NamedTuple):
@@ -37,6 +42,7 @@ class _Part(NamedTuple):
     places: list[int]
     values: list[int]
     low: Numbers
+    digits: Bytes | None  # where they were coded by zstd
 
 
 def encode_integers(arrays: Sequence[Numbers]) -> Pieces:
@@ -47,15 +53,21 @@ def encode_integers(arrays: Sequence[Numbers]) -> Pieces:
     heads, low, ans = bytearray(), list[bytes](), AnsWriter()
     for start, end in segments([array.size for array in arrays]):
         numbers = np.concatenate(arrays[start:end]) if end - start > 1 else arrays[start]
-        shift = _noisy_bits(numbers)
-        low += _low_bits(numbers, shift)
-        numbers = numbers >> shift
-        most = _cheapest(numbers)
-        small, large = _apart(numbers, most)
-        levels = _levels(small, most)
-        heads += bytes([_RANGES.index(most), shift]) + levels + large
+        counts = _counts(numbers)
+        if shift := _noisy_bits(numbers, counts):
+            low += _low_bits(numbers, shift)
+            numbers = numbers >> shift
+            counts = _counts(numbers)
+        most = _cheapest(counts)
+        small, large = _apart(numbers, most, counts)
+        tag, digits = _RANGES.index(most), (small + most).astype(np.uint8)
+        if (huffman := _huffman(digits, most, counts)) is not None:
+            heads += bytes([_HUFFMAN | tag, shift]) + large
+            low += [count_bytes(len(huffman)), huffman]
+            continue
+        levels = _levels(counts, most)
+        heads += bytes([tag, shift]) + levels + large
         if most:
-            digits = (small + most).astype(np.uint8)
             ans.symbols(joined(digits, 2 * most + 1), joint(_weights(levels), _DIGITS[most]))
     return [count_bytes(len(heads)), bytes(heads), *low, ans.finish()]
 
@@ -71,25 +83,32 @@ def decode_integers(reader: Reader, sizes: Sequence[int]) -> list[Numbers]:
     for start, end in segments(sizes):
         size = sum(sizes[start:end])
         tag, shift = heads.byte(), heads.byte()
+        is_huffman, tag = bool(tag & _HUFFMAN), tag & ~_HUFFMAN
         if tag >= len(_RANGES):
             raise heads.error(f"a range 0 to {len(_RANGES) - 1} expected, found {tag}.")
         if shift > _SHIFTS:
             raise heads.error(f"at most {_SHIFTS} low bits expected, found {shift}.")
         most = _RANGES[tag]
-        levels = bytes(heads.take(2 * most + 1)) if most else b""
+        levels = bytes(heads.take(2 * most + 1)) if most and not is_huffman else b""
         places = heads.places(size)
         values = [_read_signed(heads) for _ in places]
         low = _read_low(reader, size, shift)
-        parts.append(_Part(most, shift, _weights(levels), places, values, low))
+        digits = decompress(reader, reader.count(len(reader)), size) if is_huffman else None
+        if digits is not None and digits.max(initial=0) > 2 * most:
+            raise reader.error(f"digits up to {2 * most} expected, found {digits.max()}.")
+        parts.append(_Part(most, shift, _weights(levels), places, values, low, digits))
     heads.finish()
     ans = AnsReader(reader.rest(), "integers")
     arrays: list[Numbers] = []
     for (start, end), part in zip(segments(sizes), parts, strict=True):
         numbers = np.zeros(part.low.size, np.int32)
-        if part.most:
-            digits = _DIGITS[part.most]
-            symbols = ans.small_symbols(-(-numbers.size // digits), joint(part.weights, digits))
-            numbers[:] = split(symbols, 2 * part.most + 1, digits)[: numbers.size]
+        if part.digits is not None:
+            numbers[:] = part.digits
+            numbers -= part.most
+        elif part.most:
+            each = _DIGITS[part.most]
+            symbols = ans.small_symbols(-(-numbers.size // each), joint(part.weights, each))
+            numbers[:] = split(symbols, 2 * part.most + 1, each)[: numbers.size]
             numbers -= part.most
         numbers[part.places] = part.values
         numbers <<= part.shift
@@ -97,6 +116,15 @@ def decode_integers(reader: Reader, sizes: Sequence[int]) -> list[Numbers]:
         arrays += runs_of(numbers, sizes[start:end])
     ans.finish()
     return arrays
+
+
+def _huffman(digits: Bytes, most: int, counts: Counts) -> bytes | None:
+    """Digits by Huffman codes, if these are as good."""
+    if not most or _DIGITS[most] > 1 or digits.size < _SEGMENT:
+        return None
+    coded, seen = compress(digits), counts[counts > 0]
+    entropy = float(seen @ np.log2(digits.size / seen))
+    return coded if 8 * len(coded) <= _AS_GOOD * entropy else None
 
 
 def segments(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -162,9 +190,20 @@ def joint(weights: tuple[float, ...], count: int) -> tuple[float, ...]:
     return tuple((table + 1).tolist())
 
 
-def _noisy_bits(numbers: Numbers) -> int:
+def _counts(numbers: Numbers) -> Counts:
+    """How often each number from -128 to 128 occurs, the first and the last with all beyond."""
+    places = np.clip(numbers, -_BEYOND, _BEYOND).astype(np.int16)
+    places += _BEYOND
+    return np.bincount(places, minlength=2 * _BEYOND + 1)
+
+
+def _noisy_bits(numbers: Numbers, counts: Counts) -> int:
     """How many low bits are noise: so many that few numbers above them exceed 31."""
-    size = float(np.sqrt(np.mean(np.square(numbers, dtype=np.float64)))) if numbers.size else 0.0
+    if counts[0] or counts[-1]:
+        squares = float(np.sum(np.square(numbers, dtype=np.float64)))
+    else:
+        squares = float(counts @ np.square(np.arange(-_BEYOND, _BEYOND + 1)))
+    size = math.sqrt(squares / max(numbers.size, 1))
     return min(max(math.frexp(size / 8)[1], 0), _SHIFTS)
 
 
@@ -180,28 +219,30 @@ def _read_low(reader: Reader, size: int, shift: int) -> Numbers:
     return low
 
 
-def _cheapest(numbers: Numbers) -> int:
+def _cheapest(counts: Counts) -> int:
     """The range with the shortest code, about."""
-    counts = np.bincount(np.minimum(np.abs(numbers), 128), minlength=129)
-    size, costs = max(numbers.size, 1), dict[int, float]()
+    sizes = counts[_BEYOND:].copy()  # by magnitude
+    sizes[1:] += counts[:_BEYOND][::-1]
+    size, costs = max(int(counts.sum()), 1), dict[int, float]()
     for most in _RANGES:
-        inside, beyond = counts[: most + 1].astype(float), float(counts[most + 1 :].sum())
+        inside, beyond = sizes[: most + 1].astype(float), float(sizes[most + 1 :].sum())
         inside[0] += beyond
         seen = inside[inside > 0]
-        entropy = float(seen @ np.log2(size / seen)) + float(counts[1 : most + 1].sum())
+        entropy = float(seen @ np.log2(size / seen)) + float(sizes[1 : most + 1].sum())
         costs[most] = entropy + beyond * (10 + np.log2(size)) + 8 * (2 * most + 1)
     return min(costs, key=costs.__getitem__)
 
 
-def _apart(numbers: Numbers, most: int) -> tuple[Numbers, bytes]:
+def _apart(numbers: Numbers, most: int, counts: Counts) -> tuple[Numbers, bytes]:
     """The numbers with those beyond `most` as 0, and the list of these."""
+    if not counts[: _BEYOND - most].any() and not counts[_BEYOND + most + 1 :].any():
+        return numbers, place_bytes(np.zeros(0, np.intp))
     places = np.flatnonzero(np.abs(numbers) > most)
     coded = bytearray(place_bytes(places))
     for value in numbers[places].tolist():
         coded += count_bytes(2 * abs(value) + (value < 0))
-    if places.size:
-        numbers = numbers.copy()
-        numbers[places] = 0
+    numbers = numbers.copy()
+    numbers[places] = 0
     return numbers, bytes(coded)
 
 
@@ -210,11 +251,12 @@ def _read_signed(reader: Reader) -> int:
     return -(coded >> 1) if coded & 1 else coded >> 1
 
 
-def _levels(numbers: Numbers, most: int) -> bytes:
+def _levels(counts: Counts, most: int) -> bytes:
     if not most:
         return b""
-    counts = np.bincount(numbers + most, minlength=2 * most + 1)
-    return bytes(level_of(int(count)) for count in 64 * counts)
+    inside = counts[_BEYOND - most : _BEYOND + most + 1].copy()
+    inside[most] += counts.sum() - inside.sum()
+    return bytes(level_of(int(count)) for count in 64 * inside)
 
 
 def _weights(levels: bytes) -> tuple[int, ...]:

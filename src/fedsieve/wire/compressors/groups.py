@@ -31,24 +31,34 @@ class Groups:
         in_range("groups: size", self.size, 1)
 
     def encode(self, arrays: Sequence[Floats], key: Key) -> Pieces:
-        flat = np.concatenate(arrays)
-        scales = np.maximum.reduceat(np.abs(flat), np.arange(0, flat.size, self.size))
-        scales = np.where(scales > 0, scales, np.float32(1))
-        flat = flat / self._spread(scales, flat.size) * np.float32(self._most)
-        lower = np.floor(flat)
-        lower += keys.generator(key).random(flat.size, dtype=np.float32) < flat - lower
+        count = sum(array.size for array in arrays)
+        groups = self._padded(np.concatenate(arrays))
+        scales = np.abs(groups).max(axis=1)
+        scales[scales == 0] = 1
+        groups /= scales[:, None]
+        groups *= np.float32(self._most)
+        scaled = groups.reshape(-1)[:count]
+        lower = np.floor(scaled)
+        scaled -= lower
+        lower += keys.generator(key).random(count, dtype=np.float32) < scaled
         return [scales.astype("<f4").tobytes(), *encode_integers([lower.astype(np.int32)])]
 
     def decode(self, reader: Reader, sizes: Sequence[int], key: Key) -> list[Floats]:
         count = sum(sizes)
         scales = read_floats(reader, -(-count // self.size))
         (numbers,) = decode_integers(reader, [count])
-        flat = numbers.astype(np.float32) / np.float32(self._most) * self._spread(scales, count)
-        return runs_of(flat, sizes)
+        groups = self._padded(numbers.astype(np.float32))
+        groups /= np.float32(self._most)
+        groups *= scales[:, None]
+        return runs_of(groups.reshape(-1)[:count], sizes)
 
     @property
     def _most(self) -> int:
         return int(2 ** (self.bits - 1)) - 1
 
-    def _spread(self, scales: Floats, count: int) -> Floats:
-        return np.repeat(scales, min(self.size, count))[:count]
+    def _padded(self, flat: Floats) -> Floats:
+        """A row for each group, the last one filled up with zeros; no longer than the values."""
+        size = min(self.size, max(flat.size, 1))
+        rows = np.zeros((-(-flat.size // size), size), np.float32)
+        rows.reshape(-1)[: flat.size] = flat
+        return rows
