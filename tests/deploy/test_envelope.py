@@ -7,7 +7,17 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 import msgspec
 
 from fedsieve.core.errors import WireError
-from fedsieve.deploy.envelope import VERSION, Answer, Call, Ready, Refused, mark, peek, seal, unseal
+from fedsieve.deploy.envelope import (
+    VERSION,
+    Answer,
+    Call,
+    Ready,
+    Refused,
+    digest,
+    peek,
+    seal,
+    unseal,
+)
 from fedsieve.deploy.signature import fresh_key
 
 CALL = Call("0" * 32, 1, 2, 3, Refused("words"))
@@ -51,8 +61,8 @@ def test_a_signed_call_is_no_signed_answer():
 
 def test_the_mark_of_a_call_depends_on_all_of_it():
     other = Call("0" * 32, 1, 2, 4, CALL.work)
-    assert mark(seal(CALL, None)) != mark(seal(other, None))
-    assert mark(seal(CALL, None)) == mark(seal(CALL, fresh_key()))
+    assert digest(seal(CALL, None)) != digest(seal(other, None))
+    assert digest(seal(CALL, None)) == digest(seal(CALL, fresh_key()))
 
 
 @pytest.mark.parametrize("junk", [b"", b"\x93\x01", b"\x92\xc4\x01x\xc4\x00", b"x" * 100])

@@ -262,7 +262,7 @@ def test_equal_broadcasts_are_encoded_once():
     office = BroadcastEncoder(job.method, server, fold(0, "broadcast"), EXACT, {})
     broadcasts = [office.encoded(client, ClientCache()) for client in range(3)]
     assert broadcasts[0] is broadcasts[1] is broadcasts[2]
-    told = office.encoded(3, ClientCache(down=broadcasts[0].mark))
+    told = office.encoded(3, ClientCache(down=broadcasts[0].digest))
     assert told.schema
     assert len(told.payload.data) < len(broadcasts[0].payload.data)
 

@@ -23,7 +23,7 @@ from fedsieve.deploy.envelope import (
     Result,
     UnknownJob,
     Work,
-    mark,
+    digest,
     peek,
     seal,
     unseal,
@@ -166,7 +166,7 @@ class Remote:
             if node is None:  # no message of ours
                 continue
             self.envelope_bytes["up"] += len(answered)
-            answer = error or self._opened(node, answered, mark(envelope))
+            answer = error or self._opened(node, answered, digest(envelope))
             if isinstance(answer, Answer) and isinstance(answer.result, Ready):
                 self._node[answer.client] = node
             else:
@@ -227,7 +227,7 @@ class Remote:
         self, envelopes: dict[int, bytes], seconds: float
     ) -> Generator[tuple[int, Answer | str], None, None]:
         """Every node with its answer or the reason why it has none, as they come."""
-        marks = {node: mark(envelope) for node, envelope in envelopes.items()}
+        digests = {node: digest(envelope) for node, envelope in envelopes.items()}
         left, calls = dict(envelopes), OpenCalls()
         end = time.monotonic() + seconds
         while left and (rest := end - time.monotonic()) > 0:
@@ -244,7 +244,7 @@ class Remote:
                     continue  # no message of ours, or one that goes out again
                 del left[node]
                 self.envelope_bytes["up"] += len(envelope)
-                yield node, error or self._opened(node, envelope, marks[node])
+                yield node, error or self._opened(node, envelope, digests[node])
             for node in [n for n in left if calls.is_given_up(n)]:
                 del left[node]
                 yield node, "it has disconnected"

@@ -100,7 +100,7 @@ def unseal(envelope: bytes, kind: type[Body], key: Public | None) -> Body:
     return peek(envelope, kind)
 
 
-def mark(envelope: bytes) -> bytes:
+def digest(envelope: bytes) -> bytes:
     """The hash by which an answer names its call."""
     return hashlib.blake2b(_parts(envelope).body, digest_size=16).digest()
 

@@ -31,7 +31,7 @@ from fedsieve.deploy.envelope import (
     Ready,
     Refused,
     UnknownJob,
-    mark,
+    digest,
     seal,
     unseal,
 )
@@ -126,7 +126,7 @@ class NodeServer:
             WireError: the envelope is not a call that the server has signed.
         """
         call = unseal(envelope, Call, self._server)
-        if (call_mark := mark(envelope)) == self._last[0]:
+        if (call_digest := digest(envelope)) == self._last[0]:
             return self._last[1]
         try:
             result = self._result(call)
@@ -136,9 +136,9 @@ class NodeServer:
             log.exception("a call failed")  # the owner's function for data, or a full disk
             result = Failure(self._client, f"{type(error).__name__}: {error}")
         sent = result if isinstance(result, Ready | UnknownJob) else encode(result)
-        answer = seal(Answer(call_mark, self._client, sent), self._key)
+        answer = seal(Answer(call_digest, self._client, sent), self._key)
         is_kept = isinstance(result, Reply | Observed) and len(answer) < _KEPT_BYTES
-        self._last = (call_mark, answer) if is_kept else (b"", b"")
+        self._last = (call_digest, answer) if is_kept else (b"", b"")
         return answer
 
     def _result(self, call: Call) -> Ready | UnknownJob | Response:
@@ -237,8 +237,9 @@ _Form = tuple[str, str, tuple[int, ...], int]
 def _without_own(response: Response, number: int) -> Response:
     """The response without what stays here: state, residual and traces, which may show data."""
     if isinstance(response, Reply | Observed):
-        digest = torch.tensor(list(bytes.fromhex(tree.digest(response.state))), dtype=torch.uint8)
-        response = response._replace(state=Receipt(number, digest))
+        of_state = bytes.fromhex(tree.digest(response.state))
+        receipt = Receipt(number, torch.tensor(list(of_state), dtype=torch.uint8))
+        response = response._replace(state=receipt)
     if isinstance(response, Reply):
         response = response._replace(residual={})
     if isinstance(response, Failure):

@@ -54,7 +54,7 @@ class EncodedBroadcast(NamedTuple):
     paper_bytes: int
     schema: bytes  # packed
     is_told: bool  # the client remembers the schema, and the frame does not announce it
-    mark: frozenset[Hash]  # the schema's hash; empty for a message without fields
+    digest: frozenset[Hash]  # the schema's hash; empty for a message without fields
     masks: dict[Hash, NDArray[Any]]  # that the client holds once it has read it
     contexts: Contexts = MappingProxyType({})  # of the bits in its reply
 
@@ -113,11 +113,11 @@ class BroadcastEncoder:
             self._masks = held_of(message, self._coding.compression) if message else {}
         if not message:
             return EncodedBroadcast(encode(message), 0, b"", True, frozenset(), {})  # noqa: FBT003
-        schema, mark = schema_of(message)
-        is_told = mark in client_cache.down
+        schema, digest = schema_of(message)
+        is_told = digest in client_cache.down
         held = _of_broadcasts(client_cache) if self._masks else ()
         if self._common.issubset(held):
-            own = tuple(mark for mark in held if mark >= VERSIONS)
+            own = tuple(digest for digest in held if digest >= VERSIONS)
             held = (*sorted(self._common - {*own}), *own) or held
         form = is_told, has_start, held
         if form not in self._encoded:
@@ -129,7 +129,7 @@ class BroadcastEncoder:
                 self._method.paper_bytes(message),
                 schema.packed(),
                 is_told,
-                frozenset({mark}),
+                frozenset({digest}),
                 self._masks,
                 self._contexts(message, payload, known),
             )
@@ -166,7 +166,7 @@ class BroadcastEncoder:
 
 def _of_broadcasts(client_cache: ClientCache) -> tuple[Hash, ...]:
     """What a broadcast may refer to: all but the client's own last change."""
-    return tuple(mark for mark in client_cache.masks if mark < CHANGES)
+    return tuple(digest for digest in client_cache.masks if digest < CHANGES)
 
 
 def held_of(message: Any, compression: Compression) -> dict[Hash, NDArray[Any]]:
@@ -209,7 +209,7 @@ def frames_of(
     """The two messages of an exchange with all that is needed to read them."""
     if not reply.up.data or not encoded.payload.data:
         return []
-    packed = tuple((mark, *mask) for mark, mask in remember({}, held | encoded.masks).items())
+    packed = tuple((digest, *mask) for digest, mask in remember({}, held | encoded.masks).items())
     is_answer = isinstance(open_frame(reply.up.data).header.precision, Compressed)
     return [
         Frame(

@@ -41,7 +41,7 @@ class Saved(msgspec.Struct, frozen=True):
             int(client): ClientCache(tuple(down), tuple(up), tuple(masks))
             for client, (down, up, masks) in self.caches.items()
         }
-        table = {mark: Packed(bits, size) for mark, bits, size in self.masks}
+        table = {digest: Packed(bits, size) for digest, bits, size in self.masks}
         examples = {int(client): count for client, count in self.examples.items()}
         seen = frozenset(self.seen)
         return Checkpoint(self.done, server, caches, self.schemas, table, seen, examples)
@@ -56,7 +56,7 @@ def saved_of(position: Checkpoint, versions: dict[str, dict[int, int]], config: 
             for client, client_cache in position.caches.items()
         },
         position.schemas,
-        tuple((mark, *packed) for mark, packed in position.masks.items()),
+        tuple((digest, *packed) for digest, packed in position.masks.items()),
         {name: {str(c): v for c, v in held.items()} for name, held in versions.items()},
         tuple(sorted(position.seen)),
         config,

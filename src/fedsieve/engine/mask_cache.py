@@ -28,10 +28,10 @@ MaskTable: TypeAlias = dict[Hash, Packed]  # oldest first
 
 def remember(table: MaskTable, masks: Recall) -> MaskTable:
     """The table with `masks` as its newest entries, the oldest dropped beyond the limit."""
-    after = {mark: packed for mark, packed in table.items() if mark not in masks}
-    for mark, flat in masks.items():
-        packed = table.get(mark) or _packed(mark, flat)
-        after[mark] = packed
+    after = {digest: packed for digest, packed in table.items() if digest not in masks}
+    for digest, flat in masks.items():
+        packed = table.get(digest) or _packed(digest, flat)
+        after[digest] = packed
     excess = sum(len(p.bits) for p in after.values()) - LIMIT_BYTES
     while excess > 0:
         oldest = next(iter(after))
@@ -39,37 +39,39 @@ def remember(table: MaskTable, masks: Recall) -> MaskTable:
     return after
 
 
-def subset(table: MaskTable, marks: Iterable[Hash]) -> MaskTable:
+def subset(table: MaskTable, digests: Iterable[Hash]) -> MaskTable:
     """Those of the named masks that are still in the table."""
-    return {mark: table[mark] for mark in marks if mark in table}
+    return {digest: table[digest] for digest in digests if digest in table}
 
 
-def recall(table: MaskTable, marks: Iterable[Hash]) -> dict[Hash, NDArray[Any]]:
+def recall(table: MaskTable, digests: Iterable[Hash]) -> dict[Hash, NDArray[Any]]:
     """Those of the named masks and versions that are still in the table, as arrays."""
-    return unpacked(subset(table, marks))
+    return unpacked(subset(table, digests))
 
 
 def unpacked(masks: Mapping[Hash, Packed | None]) -> dict[Hash, NDArray[Any]]:
     """Booleans and floats; those that are only named are left out."""
-    return {mark: _array(mark, packed) for mark, packed in masks.items() if packed is not None}
+    return {
+        digest: _array(digest, packed) for digest, packed in masks.items() if packed is not None
+    }
 
 
 def last_version(table: MaskTable) -> NDArray[np.float32] | None:
     """The values of the last broadcast that were rounded, if any were."""
-    for mark in reversed(table):
-        if VERSIONS <= mark < CHANGES:
-            return _array(mark, table[mark])
+    for digest in reversed(table):
+        if VERSIONS <= digest < CHANGES:
+            return _array(digest, table[digest])
     return None
 
 
-def _packed(mark: Hash, flat: NDArray[Any]) -> Packed:
-    if mark >= VERSIONS:
+def _packed(digest: Hash, flat: NDArray[Any]) -> Packed:
+    if digest >= VERSIONS:
         return Packed(flat.astype("<f4").tobytes(), 32 * flat.size)
     return Packed(np.packbits(flat).tobytes(), flat.size)
 
 
-def _array(mark: Hash, packed: Packed) -> NDArray[Any]:
-    if mark >= VERSIONS:
+def _array(digest: Hash, packed: Packed) -> NDArray[Any]:
+    if digest >= VERSIONS:
         return np.frombuffer(packed.bits, "<f4").astype(np.float32)
     flat = np.unpackbits(np.frombuffer(packed.bits, np.uint8), count=packed.size)
     return flat.view(np.bool_)

@@ -161,8 +161,8 @@ def _table(kind: Any) -> _Table:
 
 
 def _role(hint: Any) -> Blob | None:
-    marks = getattr(hint, "__metadata__", ())
-    return next((mark for mark in marks if isinstance(mark, Blob)), None)
+    annotations = getattr(hint, "__metadata__", ())
+    return next((a for a in annotations if isinstance(a, Blob)), None)
 
 
 # A slot says whether a blob follows: none does for a shared value that is held, or an empty tree.

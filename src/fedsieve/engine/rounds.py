@@ -152,7 +152,7 @@ class Rounds:
             held = encoded.masks | (masks_of(up) if reply.up.data else {})
             if self.plan.keeps_changes and reply.up.data:
                 held = held | change_of(up, encoder.arrived(reply.client))
-            caches[reply.client] = before.told(encoded.mark, told)._replace(masks=tuple(held))
+            caches[reply.client] = before.told(encoded.digest, told)._replace(masks=tuple(held))
             masks = remember(masks, held) if held else masks
             self.stores.states.put(reply.client, reply.state, number)
             if reply.residual:
@@ -401,7 +401,7 @@ class Rounds:
                 exchange.failures.append(Failure(client, "it did not observe"))
                 continue
             client_cache = caches.get(client, ClientCache())
-            caches[client] = client_cache.told(encoded.mark)
+            caches[client] = client_cache.told(encoded.digest)
             self.stores.states.put(client, heard[client], number)
 
 

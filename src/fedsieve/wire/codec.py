@@ -102,7 +102,7 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
     roles = fields(type(message))
     if not roles:
         return Payload(b"", 0, 0, 0)
-    schema, mark = schema_of(message)
+    schema, digest = schema_of(message)
     coding, name_of_base = _based(coding, schema, known.masks)
     bases = bases_of(type(message), coding.base, schema, known.masks.get(coding.change))
     numbers: list[int | float] = []
@@ -125,12 +125,12 @@ def encode(message: Any, known: Known = Known(), coding: Coding = Coding()) -> P
             case Natural():
                 numbers.append(_count(name, value))
     header = Header(
-        mark,
+        digest,
         tuple(mask.length for mask in masks),
         tuple(map(size_of, values)),
         tuple(numbers),
         _declared(coding, name_of_base),
-        b"" if mark in known.schemas else schema.packed(),
+        b"" if digest in known.schemas else schema.packed(),
     )
     return seal(header, masks, [piece for pieces in values for piece in pieces])
 
@@ -197,23 +197,25 @@ class Decoder:
 
     def learn(self, packed: bytes) -> Hash:
         """Hold a schema told by the peer; returns its hash."""
-        schema, mark = read_schema(packed)
+        schema, digest = read_schema(packed)
         self._bound.check(schema)
-        self._use(mark, schema)
-        return mark
+        self._use(digest, schema)
+        return digest
 
-    def _use(self, mark: Hash, schema: Schema) -> None:
-        self.schemas.pop(mark, None)
-        self.schemas[mark] = schema
+    def _use(self, digest: Hash, schema: Schema) -> None:
+        self.schemas.pop(digest, None)
+        self.schemas[digest] = schema
         while len(self.schemas) > MAX_SCHEMAS:
             self.schemas.pop(next(iter(self.schemas)))
 
     def _schema(self, header: Header, kind: type, bound: Bound) -> Schema:
         if header.announced:
             bound.check_announced(len(header.announced))
-            schema, mark = read_schema(header.announced)
-            if mark != header.schema:
-                raise WireError(f"announced schema has hash {mark:016x}, not {header.schema:016x}.")
+            schema, digest = read_schema(header.announced)
+            if digest != header.schema:
+                raise WireError(
+                    f"announced schema has hash {digest:016x}, not {header.schema:016x}."
+                )
         elif header.schema in self.schemas:
             schema = self.schemas[header.schema]
         else:
@@ -366,13 +368,17 @@ def _own_block(part: Part, flat: Bools, held: Recall) -> MaskBlock:
     """The mask coded against the nearest one the receiver holds, or by itself."""
     layout = _layout(part)
     same_size = {
-        mark: other for mark, other in held.items() if mark < VERSIONS and other.size == flat.size
+        digest: other
+        for digest, other in held.items()
+        if digest < VERSIONS and other.size == flat.size
     }
     if not same_size or not flat.size:
         return MaskBlock(None, encode_mask(flat, layout))
-    changes = {mark: int(np.count_nonzero(other != flat)) for mark, other in same_size.items()}
-    mark = min(changes, key=changes.__getitem__)
-    return MaskBlock(mark, encode_change(flat, same_size[mark], layout) if changes[mark] else b"")
+    changes = {digest: int(np.count_nonzero(other != flat)) for digest, other in same_size.items()}
+    digest = min(changes, key=changes.__getitem__)
+    return MaskBlock(
+        digest, encode_change(flat, same_size[digest], layout) if changes[digest] else b""
+    )
 
 
 def _layout(part: Part) -> Layout:

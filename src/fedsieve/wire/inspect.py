@@ -253,10 +253,10 @@ def _mask_of(part: Part, message: Any, name: str) -> Bools | None:
 
 def _unpacked(frame: Frame) -> dict[Hash, NDArray[Any]]:
     return {
-        mark: np.frombuffer(bits, "<f4").astype(np.float32)
-        if mark >= VERSIONS
+        digest: np.frombuffer(bits, "<f4").astype(np.float32)
+        if digest >= VERSIONS
         else np.unpackbits(np.frombuffer(bits, np.uint8), count=size).view(np.bool_)
-        for mark, bits, size in frame.masks
+        for digest, bits, size in frame.masks
     }
 
 

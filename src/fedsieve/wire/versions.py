@@ -26,18 +26,18 @@ CHANGES: Final = 2 * VERSIONS  # and here those of changes
 
 def version_of(message: Any) -> dict[Hash, Floats]:
     """The values of a message that may be rounded, one after another, by name."""
-    schema, mark = schema_of(message)
+    schema, digest = schema_of(message)
     arrays = [
         getattr(message, part.name)[entry.name].detach().numpy().reshape(-1)
         for part, entry in _entries(schema)
     ]
     flat = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
-    return {VERSIONS + _digest(flat, mark): flat}
+    return {VERSIONS + _digest(flat, digest): flat}
 
 
 def change_of(message: Any, answered: Any) -> dict[Hash, Floats]:
     """What a reply, as it arrived, changes in the broadcast it answers, by name; 0 if unsent."""
-    schema, mark = schema_of(message)
+    schema, digest = schema_of(message)
     roles, arrays = _roles(type(message)), list[Floats]()
     for part, entry in _entries(schema):
         role, change = roles[part.name], getattr(message, part.name)[entry.name]
@@ -48,7 +48,7 @@ def change_of(message: Any, answered: Any) -> dict[Hash, Floats]:
             change = change.where(mask[entry.name], 0)
         arrays.append((change + 0).detach().numpy().reshape(-1))  # no -0
     flat = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
-    return {CHANGES + _digest(flat, mark): flat}
+    return {CHANGES + _digest(flat, digest): flat}
 
 
 def is_change_of(name: Hash, flat: Floats, message: Any) -> bool:
@@ -65,8 +65,8 @@ def _roles(kind: type) -> dict[str, Whole | Kept]:
     return {name: role for name, role in fields(kind) if isinstance(role, Whole | Kept)}
 
 
-def _digest(flat: Floats, mark: Hash) -> Hash:
-    return xxhash.xxh3_64_intdigest(flat.data, seed=mark) >> 8 * (8 - NAME_BYTES)
+def _digest(flat: Floats, digest: Hash) -> Hash:
+    return xxhash.xxh3_64_intdigest(flat.data, seed=digest) >> 8 * (8 - NAME_BYTES)
 
 
 def bases_of(kind: type, answered: Any, schema: Schema, change: Floats | None) -> dict[str, Params]:
